@@ -59,7 +59,8 @@ def main():
             config = transformers.AutoConfig.for_model(name)
         except (KeyError, ValueError):
             continue  # a family whose class comes with its folders
-        classes[name] = values(getattr(config, "text_config", config))
+        listening = getattr(config, "thinker_config", config)  # of models that speak, too
+        classes[name] = values(getattr(listening, "text_config", listening))
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(found)}" for name, found in classes.items())
     (here / "classes.json").write_text("{\n" + lines + "\n}\n")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import gguf
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from sentencepiece import sentencepiece_model_pb2
 
@@ -394,6 +395,56 @@ def write_bitnet(case, weights, path):
         name = name.replace("attn_sub_norm", "inner_attn_ln").replace("ffn_sub_norm", "ffn_layernorm")
         if name != "lm_head.weight":
             writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), x.float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_step(case, folder, path):
+    """Step 3.5 as llama.cpp's `step35` has it: by the names of the `gguf` package, since the converter takes the first folders' form alone."""
+    config = models.make_config(case)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.STEP35, config.num_hidden_layers)
+    local = [kind == "sliding_attention" for kind in config.layer_types]
+    whole, within = (config.rope_parameters[kind] for kind in ("full_attention", "sliding_attention"))
+    writer = gguf.GGUFWriter(path, "step35")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count([config.per_layer_config[i].num_attention_heads for i in range(len(local))])
+    writer.add_head_count_kv([config.num_key_value_heads] * len(local))
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(whole["rope_theta"])
+    writer.add_rope_freq_base_swa(within["rope_theta"])
+    writer.add_rope_dimension_count(config.head_dim)  # layers that see everything turn half of it
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(local)
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_shared_feed_forward_length(config.share_expert_dim)
+    writer.add_expert_weights_scale(config.moe_router_scaling_factor)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_leading_dense_block_count(config.mlp_layer_types.index("sparse"))
+    writer.add_swiglu_clamp_exp(config.swiglu_limits)
+    writer.add_swiglu_clamp_shexp(config.swiglu_limits_shared)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    rotary = transformers.Step3p7ForConditionalGeneration._from_config(models.whole_config(case)).model.language_model.rotary_emb
+    turned = rotary.full_attention_inv_freq
+    plain = whole["rope_theta"] ** (-torch.arange(0, 2 * len(turned), 2) / (2 * len(turned)))
+    factors = torch.ones(config.head_dim // 2)
+    factors[: len(turned)] = plain / turned
+    writer.add_tensor("rope_freqs.weight", factors.numpy())
+    for name, x in load_file(folder / "model.safetensors").items():
+        if name.startswith(("model.", "lm_head.")):
+            x = x.float() + 1.0 if name.endswith("norm.weight") else x.float()
+            stem = f"{name}.bias" if name.endswith("router_bias") else name
+            writer.add_tensor(names.get_name(stem, try_suffixes=(".weight", ".bias")), x.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

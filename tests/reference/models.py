@@ -841,6 +841,39 @@ CASES = [
                indexer_types=["full", "shared", "full", "shared"], **rope(10000.0)), prompt=16),
     Case("olmo-clip", "olmo", "bfloat16", "bounds on q, k and v",
          shape(48, 4, 2, 64, clip_qkv=0.75, pad_token_id=0, **rope(10000.0)), drop=("rms_norm_eps",), gguf=("f32",)),
+    Case("muse-glimmer", "muse_glimmer", "bfloat16", "the class with images, of which the decoder alone is asked: embeddings that are normed, norms of heads without weights and a factor on "
+         "queries, gates of attention; three layers within 8 positions, then one that sees all and is not rotated; logits times a factor within a bound",
+         shape(48, 4, 2, 64, num_hidden_layers=4, head_dim=16, sliding_window=8, pad_token_id=0, eos_token_id=2, bos_token_id=1, rms_norm_eps=1e-5,
+               qk_scale_factor=3.0, output_multiplier=0.75, final_logit_softcapping=8.0, **rope(10000.0)), images=True),
+    Case("qwen2.5-omni", "qwen2_5_omni", "bfloat16", "a model that hears, sees and speaks, whose decoder of text is below `thinker_config` and `thinker.`: biases on q, k and v",
+         shape(48, 4, 2, 64, pad_token_id=0, **rope(1000000.0, rope_type="default", mrope_section=[2, 2, 2])), images=True, disguise="qwen2_5_omni"),
+    Case("qwen3-omni-moe", "qwen3_omni_moe", "bfloat16", "the same of a mixture: norms of each head, 2 of 5 experts",
+         shape(48, 4, 2, 64, head_dim=16, pad_token_id=0, moe_intermediate_size=24, num_experts=5, num_experts_per_tok=2,
+               **rope(1000000.0, rope_type="default", mrope_section=[4, 2, 2], mrope_interleaved=True)), prompt=12, images=True, disguise="qwen3_omni_moe"),
+    Case("ettin", "modernbert-decoder", "bfloat16", "layer norms in front, of the embeddings too, but not of the first attention; a GELU gate; two layers of three within 8 positions, "
+         "with a base of their own; a product and a norm in front of the head, which is the embedding with a bias",
+         dict(hidden_size=48, num_attention_heads=4, intermediate_size=64, num_hidden_layers=4, local_attention=16, tie_word_embeddings=True, pad_token_id=0,
+              cls_token_id=1, sep_token_id=2, rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=1000.0), sliding_attention=dict(rope_type="default", rope_theta=100.0))),
+         drop=("rms_norm_eps",)),
+    Case("step", "step3p5", "bfloat16", "the class with images, of which the decoder alone is asked: a gate of each head, norms of `1 + w`; three layers of four within 8 positions, which "
+         "have more heads and another base, all of each head rotated where the others rotate half, stretched; 2 of 5 experts by corrected odds beside one that all share, behind a dense layer, "
+         "both bounded in the last layer",
+         shape(48, 4, 2, 64, num_hidden_layers=3, head_dim=16, sliding_window=8, pad_token_id=0, bos_token_id=1, eos_token_id=2, moe_intermediate_size=24, share_expert_dim=40,
+               n_routed_experts=5, num_experts_per_tok=2, moe_router_scaling_factor=1.5, num_sliding_attention_heads=6, mlp_layer_types=["dense", "sparse", "sparse"],
+               layer_types=["full_attention", "sliding_attention", "full_attention"], swiglu_limits=[0.0, 0.0, 0.75], swiglu_limits_shared=[0.0, 0.0, 0.5],
+               rope_parameters=dict(full_attention=dict(rope_theta=200.0, partial_rotary_factor=0.5, **LLAMA3_SCALING),
+                                    sliding_attention=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=1.0))), prompt=12, images=True, gguf=("f32",)),
+    Case("flint", "flint", "bfloat16", "norms of each head, sinks; 2 of 5 experts by odds of each alone that are made to sum to one, beside one that all share, behind a dense layer; "
+         "layers within 8 positions rotate, others do not",
+         shape(48, 4, 2, 64, num_hidden_layers=4, head_dim=16, sliding_window=8, pad_token_id=0, moe_intermediate_size=24, shared_expert_intermediate_size=40,
+               num_experts=5, num_experts_per_tok=2, mlp_only_layers=[0], layer_types=["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+               **rope(10000.0)), prompt=12),
+    Case("lara-mini", "lara_mini", "bfloat16", "gated delta nets whose projections are one matrix, four heads of values on two of keys; a layer within 8 positions that rotates, "
+         "one that sees all and does not; 2 of 5 experts beside one that all share",
+         dict(hidden_size=48, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=4, head_dim=16, sliding_window=8, pad_token_id=0, moe_intermediate_size=24,
+              shared_expert_intermediate_size=40, num_experts=5, num_experts_per_tok=2, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+              linear_value_head_dim=12, tie_word_embeddings=False, layer_types=["linear_attention", "sliding_attention", "linear_attention", "full_attention"],
+              **rope(10000.0)), prompt=12),
     Case("llama-k-quants", "llama", "float16", "hidden 256 for the 256-value blocks; GGUF alone",
          shape(256, 4, 1, 256, num_hidden_layers=1, vocab_size=64, rms_norm_eps=1e-5, **rope(10000.0)),
          keep=8, gguf=("Q4_K_M",), folder=False),
@@ -885,10 +918,11 @@ FAMILIES = {"llama": "Llama", "afmoe": "Afmoe", "apertus": "Apertus", "mistral":
             "paddleocr_vl": "PaddleOCRVL", "hunyuan_vl": "HunYuanVL", "smolvlm": "SmolVLM", "lfm3": "Lfm3",
             "olmo_hybrid": "OlmoHybrid", "laguna": "Laguna", "mimo_v2_flash": "MiMoV2Flash", "kimi_linear": "KimiLinear", "bailing_hybrid": "BailingHybrid",
             "ernie4_5_vl_moe": "Ernie4_5_VLMoe", "bloom": "Bloom", "mpt": "Mpt", "bitnet": "BitNet", "codegen": "CodeGen", "dbrx": "Dbrx", "deepseek_v32": "DeepseekV32", "glm_moe_dsa": "GlmMoeDsa",
-            "xglm": "XGLM", "persimmon": "Persimmon", "openai-gpt": "OpenAIGPT", "biogpt": "BioGpt", "zamba2": "Zamba2", "minimax": "MiniMax"}
+            "xglm": "XGLM", "persimmon": "Persimmon", "openai-gpt": "OpenAIGPT", "biogpt": "BioGpt", "zamba2": "Zamba2", "minimax": "MiniMax",
+            "muse_glimmer": "MuseGlimmer", "step3p5": "Step3p7", "modernbert-decoder": "ModernBertDecoder", "qwen2_5_omni": "Qwen2_5OmniThinker", "qwen3_omni_moe": "Qwen3OmniMoeThinker", "flint": "Flint", "lara_mini": "LaraMini"}
 # Of those that Transformers runs by another family's model.
 MODELS = {"iquestcoder": "LlamaForCausalLM", "sarvam_moe": "Glm4MoeForCausalLM", "sarvam_mla": "DeepseekV3ForCausalLM"}
-CONFIGS = {"paddleocr_vl": "PaddleOCRTextConfig", "smolvlm": "LlamaConfig"}
+CONFIGS = {"paddleocr_vl": "PaddleOCRTextConfig", "smolvlm": "LlamaConfig", "qwen2_5_omni": "Qwen2_5OmniTextConfig", "qwen3_omni_moe": "Qwen3OmniMoeTextConfig"}
 TOWERS = {"qwen3_vl_moe": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
                                num_position_embeddings=4, deepstack_visual_indexes=[0]),
           "qwen3_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
@@ -901,8 +935,18 @@ TOWERS = {"qwen3_vl_moe": dict(depth=1, hidden_size=16, intermediate_size=16, nu
           "hunyuan_vl": dict(num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2, patch_size=2, max_image_size=8),
           "ernie4_5_vl_moe": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2),
           "smolvlm": dict(num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2, patch_size=2, image_size=8),
+          "step3p5": dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=2, mlp_ratio=1.0),
+          "muse_glimmer": dict(num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2, patch_size=2, max_position_embeddings=16),
+          "qwen2_5_omni": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48, fullatt_block_indexes=[0]),
+          "qwen3_omni_moe": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48, num_position_embeddings=4,
+                                 deepstack_visual_indexes=[0]),
           "qwen2_5_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=32,
                              fullatt_block_indexes=[0])}
+
+# What such a class has beside the decoder and the tower.
+EAR = dict(d_model=16, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=16, output_dim=48, num_mel_bins=8, max_source_positions=8)
+BESIDE = {"muse_glimmer": dict(out_hidden_size=16, projector_hidden_size=16), "qwen2_5_omni": dict(audio_config=EAR),
+          "qwen3_omni_moe": dict(audio_config=EAR | dict(downsample_hidden_size=4))}
 
 
 def model_classes(family):
@@ -916,13 +960,16 @@ def make_config(case):
     return model_classes(case.family)[0](**json.loads(json.dumps({**COMMON, **case.config})))
 
 
+def whole_config(case):
+    """The configuration of the class with a tower."""
+    config, whole = make_config(case), getattr(transformers, FAMILIES[case.family] + "Config")
+    return whole(text_config=config.to_dict(), vision_config=TOWERS[case.family], tie_word_embeddings=config.tie_word_embeddings,
+                 image_token_id=case.config.get("vocab_size", 128) - 1, **BESIDE.get(case.family, {}))
+
+
 def build(case, dtype):
     """An empty model in eager attention, evaluating."""
-    config = make_config(case)
-    if case.images:
-        whole = getattr(transformers, FAMILIES[case.family] + "Config")
-        config = whole(text_config=config.to_dict(), vision_config=TOWERS[case.family], tie_word_embeddings=config.tie_word_embeddings,
-                       image_token_id=case.config.get("vocab_size", 128) - 1)
+    config = whole_config(case) if case.images else make_config(case)
     # Falcon's eager attention adds slopes twice, once with the mask.
     attention = "sdpa" if case.config.get("alibi") else "eager"
     model = model_classes(case.family)[1]._from_config(config, attn_implementation=attention,
@@ -1054,7 +1101,7 @@ def random_weight(case_name, name, size):
         less_one = case_name.removeprefix("mlx-").startswith(("gemma", "vaultgemma", "qwen3-next", "qwen3.5", "nemotron")) and "linear_attn" not in name
         less_one &= not case_name.startswith("nemotron-h")
         less_one &= not case_name.startswith(("gemma3n", "gemma4"))
-        less_one |= name.endswith("norm.bias")
+        less_one |= name.endswith("norm.bias") or case_name.startswith("muse") and name.endswith("layernorm.weight") or case_name.startswith("step")
         return 0.25 * x + (0.0 if less_one else 1.0)
     if name.endswith("weight_scale"):
         return 0.2 + 0.05 * x
@@ -1070,8 +1117,8 @@ def random_weight(case_name, name, size):
         return (0.6 if case_name.startswith(("gemma", "vaultgemma")) else 2.0) * x / np.sqrt(size[-1])
     if ".c_" in name and ("gpt2" in case_name or case_name == "openai-gpt"):
         return x / np.sqrt(size[0])  # GPT-2's matrices are [in, out]
-    if case_name.startswith(("baichuan2", "zamba2")):
-        return 0.6 * x / np.sqrt(size[-1])  # many layers, or blocks in front of layers: what is rounded would grow
+    if case_name.startswith(("baichuan2", "zamba2", "lara")) and not name.endswith("mlp.gate.weight"):
+        return 0.6 * x / np.sqrt(size[-1])  # many layers, or blocks in front of layers, or nets in front of routers: what is rounded would grow
     gain = 1.6 if "q_proj" in name or "k_proj" in name or "c_attn" in name else 1.0
     return gain * x / np.sqrt(size[-1])
 
@@ -1209,7 +1256,7 @@ def record(model, ids):
     for part in ("language_model", "text_model", "decoder"):
         inner = getattr(inner, part, inner)
     layers = next(getattr(inner, name) for name in ("h", "blocks", "layers") if hasattr(inner, name))
-    norms = [getattr(inner, name) for name in ("ln_f", "norm", "norm_f", "final_layernorm", "final_layer_norm", "embedding_norm", "layer_norm") if getattr(inner, name, None) is not None]
+    norms = [getattr(inner, name) for name in ("ln_f", "norm", "norm_f", "final_layernorm", "final_layer_norm", "embedding_norm", "layer_norm", "final_norm") if getattr(inner, name, None) is not None]
     parts = dict(zip(["norm"], norms)) | {f"hidden.{i}": layer for i, layer in enumerate(layers)}
     hooks = [part.register_forward_hook(keep(name)) for name, part in parts.items()]
     # What a model multiplies its embeddings with is in the input to the first layer.
@@ -1732,8 +1779,26 @@ def as_nas(config, weights):
     return config | {"architectures": ["DeciLMForCausalLM"], "model_type": "nemotron-nas", "block_configs": blocks}, weights
 
 
+def as_omni(config, weights):
+    """A thinker within the model that hears, sees and speaks, under the names of its published files."""
+    family = config["model_type"].removesuffix("_thinker")
+    count, stored = config["text_config"].get("num_experts", 0), {}
+    for name, x in weights.items():
+        name = "thinker." + name.replace("model.language_model.", "model.").replace("model.visual.", "visual.").replace("model.audio_tower.", "audio_tower.")
+        block, _, part = name.partition(".mlp.experts.")
+        for i in range(count if part else 0):
+            if part == "down_proj":
+                stored[f"{block}.mlp.experts.{i}.down_proj.weight"] = x[i]
+            else:
+                stored |= {f"{block}.mlp.experts.{i}.{one}_proj.weight": half for one, half in zip(("gate", "up"), x[i].chunk(2))}
+        if not part:
+            stored[name] = x
+    head = {"qwen2_5_omni": "Qwen2_5OmniForConditionalGeneration", "qwen3_omni_moe": "Qwen3OmniMoeForConditionalGeneration"}[family]
+    return {"architectures": [head], "model_type": family, "thinker_config": config, "enable_audio_output": True}, stored
+
+
 # Models that Transformers runs by code that comes with them: made of one of its own that computes the same.
-DISGUISES = {"qwen": as_qwen, "baichuan": as_baichuan, "baichuan2": as_baichuan2, "jais": as_jais, "openelm": as_openelm, "orion": as_orion, "xverse": as_xverse, "internlm": as_internlm, "deepseek": as_deepseek, "chatglm": as_chatglm, "bailing_moe": as_ling, "bailing_moe_v2": as_ling2, "nemotron-nas": as_nas, "exaone": as_exaone, "minicpm": as_minicpm, "internlm2": as_internlm2, "internlm3": as_internlm3, "mamba_ssm": as_mamba_ssm}
+DISGUISES = {"qwen2_5_omni": as_omni, "qwen3_omni_moe": as_omni, "qwen": as_qwen, "baichuan": as_baichuan, "baichuan2": as_baichuan2, "jais": as_jais, "openelm": as_openelm, "orion": as_orion, "xverse": as_xverse, "internlm": as_internlm, "deepseek": as_deepseek, "chatglm": as_chatglm, "bailing_moe": as_ling, "bailing_moe_v2": as_ling2, "nemotron-nas": as_nas, "exaone": as_exaone, "minicpm": as_minicpm, "internlm2": as_internlm2, "internlm3": as_internlm3, "mamba_ssm": as_mamba_ssm}
 
 
 def check_checkpoint(case, weights, folder):
@@ -1793,6 +1858,9 @@ def main():
         if case.family == "bitnet" and case.gguf:
             import model_twins
             model_twins.write_bitnet(case, weights, folder / f"model.{case.gguf[0]}.gguf")
+        elif case.family == "step3p5" and case.gguf:
+            import model_twins
+            model_twins.write_step(case, folder, folder / f"model.{case.gguf[0]}.gguf")
         elif args.converter and case.gguf:
             import model_twins
             model_twins.write(case, weights, folder, args.converter, args.quantize)

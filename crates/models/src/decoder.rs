@@ -28,6 +28,9 @@ pub(crate) type Normed = Box<dyn Fn(usize) -> (bool, bool)>;
 /// Whether a block has attention, or a mixer in its place, and a feed-forward.
 pub(crate) type Holds = Box<dyn Fn(usize) -> [bool; 2]>;
 
+/// Makes a layer of the weights that it is for.
+pub(crate) type MakeLayer = fn(&Builder<'_>, &Config) -> Result<Layer>;
+
 /// Makes a norm of the weight of a name.
 pub(crate) type MakeNorm = fn(&Builder<'_>, &str, &Config) -> Result<Layer>;
 
@@ -65,6 +68,8 @@ pub(crate) struct Parts {
     pub(crate) order: Order,
     /// Whether the head has a bias.
     pub(crate) head_bias: Bias,
+    /// What hidden states go through in front of the head, if anything.
+    pub(crate) before_head: Option<MakeLayer>,
     /// Whether a learned embedding of each token's position, `positions`, is added to its own.
     pub(crate) learned_positions: bool,
     /// The factors on embeddings, on the results of sublayers, and on logits.
@@ -93,6 +98,7 @@ impl Parts {
             normed: both(true, false),
             order: Order::InTurn,
             head_bias: Bias::Never,
+            before_head: None,
             learned_positions: false,
             multipliers: [1.0; 3],
             normed_embeddings: false,
@@ -216,13 +222,15 @@ fn layers(weights: &dyn Weights, config: &Config, parts: &Parts, ending: Ending)
         let out =
             |width| Projection::new(builder, "embed_out", [width, config.hidden], Bias::Never);
         let out = parts.embed_width.map(out).transpose()?;
+        let before = parts.before_head.map(|make| make(builder, config)).transpose()?;
         let config = &Config { hidden: decoder.width, ..config.clone() };
         let head = head(builder, config, &decoder.embed, parts.head_bias)?;
         Ok(Box::new(move |hidden| {
             let logits_of = |hidden: &Tensor| capped(scaled(head.forward(hidden), logits), cap);
+            let hidden = before.as_ref().map_or_else(|| hidden.clone(), |before| before(hidden));
             match &out {
-                Some(out) => logits_of(&out.forward(hidden)),
-                None => logits_of(hidden),
+                Some(out) => logits_of(&out.forward(&hidden)),
+                None => logits_of(&hidden),
             }
         }))
     };
@@ -242,7 +250,7 @@ pub(crate) fn head(
     bias: Bias,
 ) -> Result<Projection> {
     match config.tied {
-        true => Ok(embed.tied()),
+        true => embed.tied(builder, "head", config.vocab, bias),
         false => Projection::new(builder, "head", [config.vocab, config.hidden], bias),
     }
 }

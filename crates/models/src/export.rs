@@ -77,6 +77,7 @@ const PERMUTED: &[&str] = &[
     "ministral3",
     "mistral",
     "mixtral",
+    "muse_glimmer",
     "nemotron-nas",
     "nemotron_h",
     "nemotron_h_moe",
@@ -100,6 +101,7 @@ const LISTED: &[&str] = &[
     "granitemoe_swa",
     "laguna",
     "mellum",
+    "muse_glimmer",
     "olmo3",
 ];
 
@@ -139,6 +141,8 @@ impl Architecture {
         };
         match self.class.ends_with("ForConditionalGeneration") {
             _ if self.has_text_class() => "model",
+            // The part that listens, of one that speaks, too.
+            true if self.name.contains("_omni") => "thinker.model.language_model",
             true => "model.language_model",
             false => names.find_map(beside).unwrap_or("model"),
         }
@@ -236,7 +240,10 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     let count = count.unwrap_or(0);
     let (mut metadata, net) =
         (metadata(config, stated, held, count), hybrid::metadata(&files, held)?);
-    let net = match ["_vl", "_vl_moe"].iter().any(|end| architecture.name.ends_with(end)) {
+    let net = match ["_vl", "_vl_moe", "_omni", "_omni_moe"]
+        .iter()
+        .any(|end| architecture.name.ends_with(end))
+    {
         true => vec![hybrid::sections(&files)?],
         false => net,
     };

@@ -87,7 +87,8 @@ impl<'a> Files<'a> {
 }
 
 /// The keys of `config.json` that describe a decoder, and the keys of the whole: multimodal
-/// configurations keep the decoder's part in an object of its own.
+/// configurations keep the decoder's part in an object of its own, and those of models that speak,
+/// too, all that listens in another.
 ///
 /// # Errors
 /// Something else than an object.
@@ -100,7 +101,14 @@ pub(crate) fn of_json<'a>(
         return Err(formats::Error::new(file, "a JSON object", "something else"));
     }
     let outer = Keys::json(file, json, asked);
-    let inner = json.get("text_config").filter(|inner| inner.is_object());
-    let keys = inner.map(|_| outer.object("text_config")).transpose()?.flatten();
+    let below = |json: &'a serde_json::Value, key: &str| json.get(key).filter(|v| v.is_object());
+    let (listens, all) = match below(json, "thinker_config") {
+        Some(listens) => (listens, outer.object("thinker_config")?),
+        None => (json, Some(outer.clone())),
+    };
+    let keys = match (below(listens, "text_config"), all) {
+        (Some(_), Some(all)) => all.object("text_config")?,
+        _ => None,
+    };
     Ok((keys.unwrap_or_else(|| outer.clone()), outer))
 }

@@ -10,7 +10,7 @@ use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Opened, decoder, deepseek, experts, llama, mixtral, qwen_vl, qwen3};
 use formats::Result;
 use formats::gguf::MetadataValue;
-use nn::{AttentionOptions, Bias, ExpertsOptions, GroupLimit, MixtureOfExperts, Mlp, Odds, QkNorm};
+use nn::{AttentionOptions, Bias, ExpertsOptions, GroupLimit, Odds, QkNorm};
 use ops::group_limit::MOST_GROUPS;
 
 /// GGUF's other name for the norm in front of the feed-forward.
@@ -180,15 +180,10 @@ pub(crate) fn parts(
         output_bias: if usual.output_bias { bias } else { Bias::Never },
         ..config.attention(layer)
     };
-    let feed_forward: decoder::FeedForward = Box::new(move |builder, config, i| {
-        if dense[i] {
-            return decoder::gated(builder, config, i, Bias::Never);
-        }
-        let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
-        let experts = MixtureOfExperts::new(builder, &name, &options)?;
-        let (name, sizes) = (format!("{name}.shared"), [hidden, shared]);
-        let one = Mlp::new(builder, &name, sizes, Bias::Never, config.gate)?;
-        Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
+    let mixture = mixtral::beside_one(options, shared);
+    let feed_forward: decoder::FeedForward = Box::new(move |builder, config, i| match dense[i] {
+        true => decoder::gated(builder, config, i, Bias::Never),
+        false => mixture(builder, config, i),
     });
     let parts = decoder::Parts { feed_forward, ..decoder::Parts::new(Bias::Never, attention) };
     Ok((config, parts, options.experts))

@@ -99,53 +99,20 @@ impl Hybrid {
         }
         keys.note("rope.dimension_sections");
         let nets = nets(files, &raw.layers)?;
-        let heads = keys.needed(Key("linear_num_value_heads", "ssm.time_step_rank"))?;
-        let key_heads = keys.needed(Key("linear_num_key_heads", "ssm.group_count"))?;
-        let key_heads_within = key_heads.within(1..=1 << 12)?;
-        if !heads.within(1..=1 << 12)?.is_multiple_of(key_heads_within) {
-            let expected = format!("a multiple of {} = {key_heads_within}", key_heads.key());
-            return Err(heads.wrong(expected, heads.value));
-        }
         let gguf = keys.dialect() == Dialect::Gguf;
-        let value_dim = match gguf {
-            false => keys.needed(Key("linear_value_head_dim", ""))?,
-            true => {
-                let all = keys.needed(Key("", "ssm.inner_size"))?;
-                if !all.value.is_multiple_of(heads.value) {
-                    let expected = format!("a multiple of {} = {}", heads.key(), heads.value);
-                    return Err(all.wrong(expected, all.value));
-                }
-                all.map(|all| all / heads.value)
-            }
-        };
-        let key_dim = keys.needed(Key("linear_key_head_dim", "ssm.state_size"))?;
-        let kernel = keys.needed(Key("linear_conv_kernel_dim", "ssm.conv_kernel"))?;
         let bias = files.bias("attention_bias")?;
         let mut config = raw.check()?;
+        let net = net(files, config.hidden, config.norm_eps)?;
         // llama.cpp's converter takes them apart, or reorders heads that share keys.
-        if config.architecture.name == NEXT || heads.value != key_heads.value {
+        if config.architecture.name == NEXT || net.heads != net.key_heads {
             config.gguf_orders = &[".delta."];
         }
-        let net = DeltaNetOptions {
-            hidden: config.hidden,
-            heads: heads.value,
-            key_heads: key_heads.value,
-            key_dim: key_dim.within(1..=1 << 12)?,
-            value_dim: value_dim.within(1..=1 << 12)?,
-            kernel: kernel.within(2..=1 << 8)?,
-            norm_eps: config.norm_eps,
-            // llama.cpp's converter reorders the heads of Qwen3.5 alone.
-            tiled: gguf && heads.value != key_heads.value && config.architecture.name != NEXT,
-            doubled: false,
-            forgetting: Forgetting::Heads,
-            gate: Unary::Silu,
-        };
         Ok(Hybrid { config, net, nets, bias, gguf })
     }
 
     /// The parts of its decoder, with gated feed-forwards.
     pub(crate) fn parts(&self) -> decoder::Parts {
-        let (bias, net, nets) = (self.bias, self.net, self.nets.clone());
+        let bias = self.bias;
         let attention = move |config: &Config, layer| AttentionOptions {
             qkv_bias: bias,
             output_bias: bias,
@@ -153,12 +120,7 @@ impl Hybrid {
             output_gate: Some((Unary::Sigmoid, bias)),
             ..config.attention(layer)
         };
-        let mixer: Mixer = Box::new(move |builder, _, i| {
-            let net = || GatedDeltaNet::new(builder, &format!("blocks.{i}.delta"), &net);
-            let layer =
-                |net: GatedDeltaNet| Box::new(move |x: &nn::Tensor| net.forward(x)) as Layer;
-            Ok(nets[i].then(net).transpose()?.map(layer))
-        });
+        let mixer = mixer(self.net, self.nets.clone());
         decoder::Parts { mixer, ..decoder::Parts::new(Bias::Never, attention) }
     }
 
@@ -196,6 +158,59 @@ impl Hybrid {
             }
         }
     }
+}
+
+/// The sizes of the nets of a model whose residual stream is `hidden` wide.
+///
+/// # Errors
+/// A key that is missing or out of range.
+pub(crate) fn net(files: &Files<'_>, hidden: usize, norm_eps: f32) -> Result<DeltaNetOptions> {
+    let keys = &files.keys;
+    let gguf = keys.dialect() == Dialect::Gguf;
+    let heads = keys.needed(Key("linear_num_value_heads", "ssm.time_step_rank"))?;
+    let key_heads = keys.needed(Key("linear_num_key_heads", "ssm.group_count"))?;
+    let key_heads_within = key_heads.within(1..=1 << 12)?;
+    if !heads.within(1..=1 << 12)?.is_multiple_of(key_heads_within) {
+        let expected = format!("a multiple of {} = {key_heads_within}", key_heads.key());
+        return Err(heads.wrong(expected, heads.value));
+    }
+    let value_dim = match gguf {
+        false => keys.needed(Key("linear_value_head_dim", ""))?,
+        true => {
+            let all = keys.needed(Key("", "ssm.inner_size"))?;
+            if !all.value.is_multiple_of(heads.value) {
+                let expected = format!("a multiple of {} = {}", heads.key(), heads.value);
+                return Err(all.wrong(expected, all.value));
+            }
+            all.map(|all| all / heads.value)
+        }
+    };
+    let key_dim = keys.needed(Key("linear_key_head_dim", "ssm.state_size"))?;
+    let kernel = keys.needed(Key("linear_conv_kernel_dim", "ssm.conv_kernel"))?;
+    // llama.cpp's converter reorders the heads of Qwen3.5 alone.
+    let tiled = gguf && heads.value != key_heads.value && files.architecture.name != NEXT;
+    Ok(DeltaNetOptions {
+        hidden,
+        heads: heads.value,
+        key_heads: key_heads.value,
+        key_dim: key_dim.within(1..=1 << 12)?,
+        value_dim: value_dim.within(1..=1 << 12)?,
+        kernel: kernel.within(2..=1 << 8)?,
+        norm_eps,
+        tiled,
+        doubled: false,
+        forgetting: Forgetting::Heads,
+        gate: Unary::Silu,
+    })
+}
+
+/// The mixer of a model some of whose layers are nets.
+pub(crate) fn mixer(net: DeltaNetOptions, nets: Arc<[bool]>) -> Mixer {
+    Box::new(move |builder, _, i| {
+        let made = || GatedDeltaNet::new(builder, &format!("blocks.{i}.delta"), &net);
+        let layer = |net: GatedDeltaNet| Box::new(move |x: &nn::Tensor| net.forward(x)) as Layer;
+        Ok(nets[i].then(made).transpose()?.map(layer))
+    })
 }
 
 /// Whether each layer is a net: by `layer_types`, or all but every fourth; in GGUF by its weights.

@@ -105,7 +105,8 @@ impl<'a> Keys<'a> {
     }
 
     /// The same keys where numbers, by their names in GGUF, are lists, since they differ between
-    /// layers: read as one number, they are the first layer's; [`Keys::of_layers`] gives all.
+    /// layers: read as one number, they are the first layer's; [`Keys::of_layers`] gives whole ones of
+    /// all.
     pub(crate) fn with_lists(self, by_layer: &'static [&'static str]) -> Keys<'a> {
         Keys { by_layer, ..self }
     }
@@ -391,7 +392,12 @@ impl<'a> Keys<'a> {
     /// A number with its place; none where the key is absent.
     pub(crate) fn number(&self, key: impl Into<Key>) -> Result<Option<Stated<f64>>> {
         let key = key.into();
-        let number = self.read(key, "a number", Value::as_f64, Metadata::f64)?;
+        let listed = self.by_layer.contains(&key.1);
+        let json = |value: &Value| {
+            let first = value.as_array().filter(|_| listed).and_then(|list| list.first());
+            first.unwrap_or(value).as_f64()
+        };
+        let number = self.read(key, "a number", json, Metadata::f64)?;
         self.state(key, number.map(|number| Typed::F32(number as f32)));
         Ok(number.map(|value| self.stated(key, value)))
     }

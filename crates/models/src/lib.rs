@@ -37,6 +37,7 @@ mod falcon;
 mod falcon_h1;
 mod files;
 mod flex_olmo;
+mod flint;
 mod gemma;
 mod gemma2;
 mod gemma3;
@@ -71,6 +72,7 @@ mod keys;
 mod kimi_linear;
 mod lacking;
 mod laguna;
+mod lara_mini;
 mod latent;
 mod lfm2;
 mod lfm2_moe;
@@ -89,7 +91,9 @@ mod ministral;
 mod ministral3;
 mod mistral;
 mod mixtral;
+mod modernbert_decoder;
 mod mpt;
+mod muse_glimmer;
 mod names;
 mod nanochat;
 mod nemotron;
@@ -126,6 +130,7 @@ mod solar_open;
 mod stablelm;
 mod starcoder2;
 mod stated;
+mod step3p5;
 mod unsaid;
 mod unused;
 mod windows;
@@ -200,6 +205,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &falcon_h1::ARCHITECTURE,
     &mamba1::FALCON,
     &flex_olmo::ARCHITECTURE,
+    &flint::ARCHITECTURE,
     &gemma::ARCHITECTURE,
     &gemma2::ARCHITECTURE,
     &gemma2::VAULT,
@@ -245,6 +251,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &jamba::ARCHITECTURE,
     &kimi_linear::ARCHITECTURE,
     &laguna::ARCHITECTURE,
+    &lara_mini::ARCHITECTURE,
     &lfm2::ARCHITECTURE,
     &lfm2_moe::ARCHITECTURE,
     &lfm3::ARCHITECTURE,
@@ -268,7 +275,9 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &mistral::ARCHITECTURE,
     &deepseek::MISTRAL4,
     &mixtral::ARCHITECTURE,
+    &modernbert_decoder::ARCHITECTURE,
     &mpt::ARCHITECTURE,
+    &muse_glimmer::ARCHITECTURE,
     &nanochat::ARCHITECTURE,
     &nemotron::ARCHITECTURE,
     &nemotron_h::ARCHITECTURE,
@@ -287,6 +296,8 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &phimoe::ARCHITECTURE,
     &qwen::ARCHITECTURE,
     &qwen2::ARCHITECTURE,
+    &qwen_vl::OMNI2_5,
+    &qwen_vl::OMNI3,
     &qwen_vl::QWEN2,
     &qwen_vl::QWEN2_5,
     &qwen2_moe::ARCHITECTURE,
@@ -304,6 +315,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &stablelm::ARCHITECTURE,
     &gpt_bigcode::ARCHITECTURE,
     &starcoder2::ARCHITECTURE,
+    &step3p5::ARCHITECTURE,
     &xglm::ARCHITECTURE,
     &xverse::ARCHITECTURE,
     &deepseek::YOUTU,

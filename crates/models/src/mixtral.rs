@@ -7,7 +7,7 @@ use crate::keys::{Dialect, Key};
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, experts, llama, windows};
 use formats::Result;
-use nn::{Bias, ExpertsOptions, MixtureOfExperts, Pairing, Weights};
+use nn::{Bias, ExpertsOptions, MixtureOfExperts, Mlp, Pairing, Weights};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Mixtral",
@@ -47,6 +47,17 @@ pub(crate) fn mixture(options: ExpertsOptions) -> decoder::FeedForward {
     Box::new(move |builder, _, i| {
         let experts = MixtureOfExperts::new(builder, &format!("blocks.{i}.mlp"), &options)?;
         Ok(Box::new(move |x| experts.forward(x)))
+    })
+}
+
+/// A mixture beside one expert of width `shared` that every token goes through, in every block.
+pub(crate) fn beside_one(options: ExpertsOptions, shared: usize) -> decoder::FeedForward {
+    Box::new(move |builder, config, i| {
+        let name = format!("blocks.{i}.mlp");
+        let experts = MixtureOfExperts::new(builder, &name, &options)?;
+        let (name, sizes) = (format!("{name}.shared"), [options.hidden, shared]);
+        let one = Mlp::new(builder, &name, sizes, Bias::Never, config.gate)?;
+        Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
     })
 }
 

@@ -114,6 +114,8 @@ pub(crate) fn candidates(canonical: &str, dialect: Dialect, tables: &[&[Row]]) -
             format!("model.language_model.{bare}"),
             format!("language_model.{bare}"),
             format!("model.text_model.{bare}"),
+            format!("thinker.{name}"),
+            format!("thinker.model.language_model.{bare}"),
             bare,
         ]
         .into_iter()
@@ -229,7 +231,9 @@ mod tests {
                 "lm_head.weight",
                 "language_model.lm_head.weight",
                 "model.language_model.lm_head.weight",
-                "model.text_model.lm_head.weight"
+                "model.text_model.lm_head.weight",
+                "thinker.lm_head.weight",
+                "thinker.model.language_model.lm_head.weight"
             ]
         );
         assert!(of("blocks.1.nonsense", Dialect::Gguf).is_empty());

@@ -3,16 +3,13 @@
 //! models rotate nothing.
 
 use crate::config::{Config, LIMIT, Raw};
-use crate::decoder::{self, Layer, Mixer};
 use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
 use crate::unsaid::Unsaid;
-use crate::{Architecture, Opened, hybrid, llama, nets, olmo2};
+use crate::{Architecture, Opened, decoder, hybrid, llama, nets, olmo2};
 use formats::Result;
-use nn::{
-    AttentionOptions, Bias, DeltaNetOptions, Forgetting, GatedDeltaNet, QkNorm, Unary, Weights,
-};
+use nn::{AttentionOptions, Bias, DeltaNetOptions, Forgetting, QkNorm, Unary, Weights};
 
 const NAMES: &[Row] = &[
     ("blocks.{}.attention_norm", "model.layers.{}.attention_layer_norm", ""),
@@ -80,14 +77,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         qk_norm: QkNorm::Rows(config.norm_eps),
         ..config.attention(layer)
     };
-    let of = kinds.clone();
-    let mixer: Mixer = Box::new(move |builder, _, i| {
-        let made = || GatedDeltaNet::new(builder, &format!("blocks.{i}.delta"), &net);
-        let layer = |net: GatedDeltaNet| Box::new(move |x: &nn::Tensor| net.forward(x)) as Layer;
-        Ok(of[i].then(made).transpose()?.map(layer))
-    });
     let parts = decoder::Parts {
-        mixer,
+        mixer: hybrid::mixer(net, kinds.clone().into()),
         normed: Box::new(move |i| (kinds[i], !kinds[i])),
         ..decoder::Parts::new(Bias::Never, attention)
     };

@@ -81,11 +81,19 @@ impl Sparse {
     /// # Errors
     /// Values of another type or out of range, by key.
     pub(crate) fn read(files: &Files<'_>) -> Result<Sparse> {
+        Sparse::read_or(files, &[])
+    }
+
+    /// The same, where the blocks `dense` are so if nothing is said.
+    ///
+    /// # Errors
+    /// As [`Sparse::read`].
+    pub(crate) fn read_or(files: &Files<'_>, dense: &[f32]) -> Result<Sparse> {
         let keys = &files.keys;
         let step = keys.size(Key("decoder_sparse_step", ""))?;
         let step = step.map_or(Ok(1), |step| step.within(1..=LAYERS))?;
         let dense = match keys.dialect() {
-            Dialect::HuggingFace => keys.numbers("mlp_only_layers")?.unwrap_or_default(),
+            Dialect::HuggingFace => keys.numbers("mlp_only_layers")?.unwrap_or(dense.to_vec()),
             Dialect::Gguf => Vec::new(),
         };
         Ok(Sparse { step, dense: dense.into_iter().map(|layer| layer as usize).collect() })

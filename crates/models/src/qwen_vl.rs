@@ -1,5 +1,5 @@
-//! Qwen2-VL, Qwen2.5-VL and Qwen3-VL (Qwen Team 2024, 2025), their decoders of text: Qwen2, Qwen3
-//! and Qwen3-MoE, whose positions in three axes a text has alike.
+//! Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen2.5-Omni and Qwen3-Omni (Qwen Team 2024, 2025), their decoders
+//! of text: Qwen2, Qwen3 and Qwen3-MoE, whose positions in three axes a text has alike.
 
 use crate::files::Files;
 use crate::names::Recipes;
@@ -56,8 +56,26 @@ pub(crate) const QWEN3_MOE: Architecture = Architecture {
     ..qwen3_moe::ARCHITECTURE
 };
 
-/// Keys of the tower, which the first configurations have beside the decoder's, and of what GGUF
-/// says of it.
+pub(crate) const OMNI2_5: Architecture = Architecture {
+    title: "Qwen2.5-Omni, its text",
+    name: "qwen2_5_omni",
+    class: "Qwen2_5OmniForConditionalGeneration",
+    unsaid: Unsaid::sizes([3584, 18_944, 28, 28, 4, 32_768, 32_768, 152_064]).theta(1_000_000.0),
+    ..QWEN2_5
+};
+
+pub(crate) const OMNI3: Architecture = Architecture {
+    title: "Qwen3-Omni, its text",
+    name: "qwen3_omni_moe",
+    class: "Qwen3OmniMoeForConditionalGeneration",
+    unsaid: Unsaid::sizes([2048, 18_944, 28, 28, 4, 0, 32_768, 3584]).theta(1_000_000.0).numbers(
+        &[("moe_intermediate_size", 768), ("num_experts", 128), ("num_experts_per_tok", 8)],
+    ),
+    ..QWEN3_MOE
+};
+
+/// Keys of the tower, which the first configurations have beside the decoder's, of what GGUF says of
+/// it, and of training.
 const TOWER: &[&str] = &[
     "vision_config",
     "image_token_id",
@@ -67,6 +85,8 @@ const TOWER: &[&str] = &[
     "vision_token_id",
     "n_deepstack_layers",
     "rope.dimension_sections",
+    // How weights were drawn.
+    "init_std",
 ];
 
 fn open(files: &Files<'_>, decoder: fn(&Files<'_>) -> Result<Opened>) -> Result<Opened> {
@@ -83,7 +103,7 @@ pub(crate) fn note_tower(files: &Files<'_>) -> Result<()> {
     TOWER.iter().for_each(|key| files.keys.note(key));
     for key in ["rope_parameters", "rope_scaling"] {
         let Some(rope) = files.keys.object(key)? else { continue };
-        for name in ["mrope_section", "mrope_interleaved", "xdrope_section"] {
+        for name in ["mrope_section", "mrope_interleaved", "interleaved", "xdrope_section"] {
             rope.note(name);
         }
     }

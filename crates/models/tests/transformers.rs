@@ -204,9 +204,14 @@ fn a_key_that_nothing_reads_is_refused_unless_it_is_ignored() {
     for case in cases() {
         let text = std::fs::read(case.join("config.json")).unwrap();
         let mut json: serde_json::Value = serde_json::from_slice(&text).unwrap();
-        // Where images are read too, what the decoder reads is in an object of its own.
-        let inner = json.get("text_config").is_some();
-        let keys = if inner { &mut json["text_config"] } else { &mut json };
+        // Where images are read too, what the decoder reads is in an object of its own, and in one of
+        // another where the model speaks, too.
+        let path: &[&str] = match json.get("thinker_config") {
+            Some(_) => &["thinker_config", "text_config"],
+            None if json.get("text_config").is_some() => &["text_config"],
+            None => &[],
+        };
+        let keys = path.iter().fold(&mut json, |json, key| &mut json[*key]);
         keys["attention_temperature"] = 50.0.into();
         let judge = |options: &delft_models::ReadOptions| {
             delft_models::check_json(&json, "config.json", options)
@@ -217,7 +222,7 @@ fn a_key_that_nothing_reads_is_refused_unless_it_is_ignored() {
         // One that names no architecture is judged when its weights are there.
         if json.get("model_type").is_some() {
             let why = judge(&options()).unwrap_err().to_string();
-            let prefix = if inner { "text_config." } else { "" };
+            let prefix: String = path.iter().map(|key| format!("{key}.")).collect();
             let place = format!("config.json: {prefix}attention_temperature: ");
             assert!(why.starts_with(&place), "{why}");
             seen += 1;

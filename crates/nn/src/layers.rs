@@ -41,9 +41,19 @@ impl Embedding {
             .swap_remove(0)
     }
 
-    /// The output head that shares this table.
-    pub fn tied(&self) -> Projection {
-        Projection { weight: self.table, bias: None }
+    /// The output head that shares this table of `vocab` rows, with `name.bias` `[vocab]` depending on
+    /// `bias`.
+    ///
+    /// # Errors
+    /// As [`Builder::weight`].
+    pub fn tied(
+        &self,
+        builder: &Builder<'_>,
+        name: &str,
+        vocab: usize,
+        bias: Bias,
+    ) -> Result<Projection> {
+        Ok(Projection { weight: self.table, bias: bias.weight(builder, name, vocab)? })
     }
 }
 
@@ -426,6 +436,7 @@ pub struct Mlp {
     up: Projection,   // [hidden] -> [ff]
     down: Projection, // [ff] -> [hidden]
     functions: &'static [Unary],
+    bound: Option<f32>,
 }
 
 impl Mlp {
@@ -448,12 +459,19 @@ impl Mlp {
             up: linear("up", [ff, hidden])?,
             down: linear("down", [hidden, ff])?,
             functions,
+            bound: None,
         })
+    }
+
+    /// The same, where both factors lie within `bound` of zero, if there is one.
+    pub fn within(self, bound: Option<f32>) -> Self {
+        Mlp { bound, ..self }
     }
 
     /// `down(f(gate(x)) * up(x))`.
     pub fn forward(&self, x: &Tensor) -> Tensor {
         let gate = self.functions.iter().fold(self.gate.forward(x), |gate, f| gate.map(*f));
-        self.down.forward(&gate.mul(&self.up.forward(x)))
+        let gate = clipped(gate, self.bound);
+        self.down.forward(&gate.mul(&clipped(self.up.forward(x), self.bound)))
     }
 }
