@@ -863,6 +863,10 @@ CASES = [
                layer_types=["full_attention", "sliding_attention", "full_attention"], swiglu_limits=[0.0, 0.0, 0.75], swiglu_limits_shared=[0.0, 0.0, 0.5],
                rope_parameters=dict(full_attention=dict(rope_theta=200.0, partial_rotary_factor=0.5, **LLAMA3_SCALING),
                                     sliding_attention=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=1.0))), prompt=12, images=True, gguf=("f32",)),
+    Case("pangu", "llama", "bfloat16", "biases of attention",
+         shape(48, 4, 2, 64, attention_bias=True, rms_norm_eps=1e-5, **rope(10000.0)), disguise="pangu"),
+    Case("codeshell", "starcoder2", "bfloat16", "layer norms, a feed-forward without a gate, biases everywhere, q, k and v in one matrix under GPT-2's names",
+         shape(48, 4, 2, 192, sliding_window=None, use_bias=True, norm_epsilon=1e-5, **rope(10000.0)), drop=("rms_norm_eps",), disguise="codeshell"),
     Case("flint", "flint", "bfloat16", "norms of each head, sinks; 2 of 5 experts by odds of each alone that are made to sum to one, beside one that all share, behind a dense layer; "
          "layers within 8 positions rotate, others do not",
          shape(48, 4, 2, 64, num_hidden_layers=4, head_dim=16, sliding_window=8, pad_token_id=0, moe_intermediate_size=24, shared_expert_intermediate_size=40,
@@ -1677,6 +1681,26 @@ def as_internlm(config, weights):
     return config | {"architectures": ["InternLMForCausalLM"], "model_type": "internlm", "bias": True}, weights
 
 
+def as_pangu(config, weights):
+    """Llama is the same model, which has a key for biases of products in its feed-forward, too."""
+    theta = config["rope_parameters"]["rope_theta"]
+    config, weights = as_xverse(config, weights)
+    return config | {"architectures": ["PanguEmbeddedForCausalLM"], "model_type": "PanguEmbedded", "bias": True, "rope_theta": theta}, weights
+
+
+def as_codeshell(config, weights):
+    """StarCoder2 is the same model, with other names."""
+    names = {"model.embed_tokens": "transformer.wte", "model.layers.": "transformer.h.", "model.norm": "transformer.ln_f", "self_attn.o_proj": "attn.c_proj",
+             "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}
+    own = {"architectures": ["CodeShellForCausalLM"], "model_type": "codeshell", "activation_function": "gelu_pytorch_tanh", "attention_softmax_in_fp32": True, "attn_pdrop": 0.1,
+           "bos_token_id": 1, "dtype": config["dtype"], "embd_pdrop": 0.1, "eos_token_id": 2, "group_query_attention": True, "initializer_range": 0.02,
+           "layer_norm_epsilon": config["norm_epsilon"], "n_embd": config["hidden_size"], "n_head": config["num_attention_heads"], "n_inner": None,
+           "n_layer": config["num_hidden_layers"], "n_positions": config["max_position_embeddings"], "num_query_groups": config["num_key_value_heads"],
+           "position_embedding_type": "rope", "resid_pdrop": 0.1, "rope_scaling": None, "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True,
+           "tie_word_embeddings": False, "use_cache": True, "vocab_size": config["vocab_size"]}
+    return own, renamed(weights, names, "attn.c_attn")
+
+
 def as_openelm(config, weights):
     """Qwen3's blocks are the same, with other names."""
     names = {"model.embed_tokens": "transformer.token_embeddings", "model.layers.": "transformer.layers.", "model.norm": "transformer.norm", "self_attn.q_norm": "attn.q_norm",
@@ -1797,8 +1821,8 @@ def as_omni(config, weights):
     return {"architectures": [head], "model_type": family, "thinker_config": config, "enable_audio_output": True}, stored
 
 
-# Models that Transformers runs by code that comes with them: made of one of its own that computes the same.
-DISGUISES = {"qwen2_5_omni": as_omni, "qwen3_omni_moe": as_omni, "qwen": as_qwen, "baichuan": as_baichuan, "baichuan2": as_baichuan2, "jais": as_jais, "openelm": as_openelm, "orion": as_orion, "xverse": as_xverse, "internlm": as_internlm, "deepseek": as_deepseek, "chatglm": as_chatglm, "bailing_moe": as_ling, "bailing_moe_v2": as_ling2, "nemotron-nas": as_nas, "exaone": as_exaone, "minicpm": as_minicpm, "internlm2": as_internlm2, "internlm3": as_internlm3, "mamba_ssm": as_mamba_ssm}
+# Models that Transformers runs by code that comes with them, made of one of its own that computes the same; and parts of a whole.
+DISGUISES = {"pangu": as_pangu, "codeshell": as_codeshell, "qwen2_5_omni": as_omni, "qwen3_omni_moe": as_omni, "qwen": as_qwen, "baichuan": as_baichuan, "baichuan2": as_baichuan2, "jais": as_jais, "openelm": as_openelm, "orion": as_orion, "xverse": as_xverse, "internlm": as_internlm, "deepseek": as_deepseek, "chatglm": as_chatglm, "bailing_moe": as_ling, "bailing_moe_v2": as_ling2, "nemotron-nas": as_nas, "exaone": as_exaone, "minicpm": as_minicpm, "internlm2": as_internlm2, "internlm3": as_internlm3, "mamba_ssm": as_mamba_ssm}
 
 
 def check_checkpoint(case, weights, folder):

@@ -17,6 +17,7 @@ mod bamba;
 mod biogpt;
 mod bitnet;
 mod bloom;
+mod codeshell;
 mod cohere;
 mod cohere2_moe;
 mod config;
@@ -107,6 +108,7 @@ mod openai_gpt;
 mod openelm;
 mod opt;
 mod orion;
+mod pangu;
 mod persimmon;
 mod phi;
 mod phi3;
@@ -183,6 +185,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &biogpt::ARCHITECTURE,
     &bitnet::ARCHITECTURE,
     &bloom::ARCHITECTURE,
+    &codeshell::ARCHITECTURE,
     &cohere::ARCHITECTURE,
     &cohere::COHERE2,
     &cohere2_moe::ARCHITECTURE,
@@ -290,6 +293,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &openelm::ARCHITECTURE,
     &opt::ARCHITECTURE,
     &orion::ARCHITECTURE,
+    &pangu::ARCHITECTURE,
     &persimmon::ARCHITECTURE,
     &phi::ARCHITECTURE,
     &phi3::ARCHITECTURE,
