@@ -867,6 +867,10 @@ CASES = [
          shape(48, 4, 2, 64, attention_bias=True, rms_norm_eps=1e-5, **rope(10000.0)), disguise="pangu"),
     Case("codeshell", "starcoder2", "bfloat16", "layer norms, a feed-forward without a gate, biases everywhere, q, k and v in one matrix under GPT-2's names",
          shape(48, 4, 2, 192, sliding_window=None, use_bias=True, norm_epsilon=1e-5, **rope(10000.0)), drop=("rms_norm_eps",), disguise="codeshell"),
+    Case("aria", "aria_text", "bfloat16", "2 of 5 experts, whose matrices are stored turned, by odds that sum to one, beside two that all share",
+         shape(48, 4, 2, 24, moe_num_experts=5, moe_topk=2, moe_num_shared_experts=2, pad_token_id=0, **rope(10000.0)), prompt=12),
+    Case("gpt-neox-japanese", "gpt_neox_japanese", "bfloat16", "attention and feed-forward one behind the other, all of each head rotated, a bias of the last attention alone, the embedding as the head",
+         dict(hidden_size=48, num_attention_heads=4, intermediate_multiple_size=2, tie_word_embeddings=True, **rope(10000.0)), drop=("rms_norm_eps",)),
     Case("flint", "flint", "bfloat16", "norms of each head, sinks; 2 of 5 experts by odds of each alone that are made to sum to one, beside one that all share, behind a dense layer; "
          "layers within 8 positions rotate, others do not",
          shape(48, 4, 2, 64, num_hidden_layers=4, head_dim=16, sliding_window=8, pad_token_id=0, moe_intermediate_size=24, shared_expert_intermediate_size=40,
@@ -923,7 +927,7 @@ FAMILIES = {"llama": "Llama", "afmoe": "Afmoe", "apertus": "Apertus", "mistral":
             "olmo_hybrid": "OlmoHybrid", "laguna": "Laguna", "mimo_v2_flash": "MiMoV2Flash", "kimi_linear": "KimiLinear", "bailing_hybrid": "BailingHybrid",
             "ernie4_5_vl_moe": "Ernie4_5_VLMoe", "bloom": "Bloom", "mpt": "Mpt", "bitnet": "BitNet", "codegen": "CodeGen", "dbrx": "Dbrx", "deepseek_v32": "DeepseekV32", "glm_moe_dsa": "GlmMoeDsa",
             "xglm": "XGLM", "persimmon": "Persimmon", "openai-gpt": "OpenAIGPT", "biogpt": "BioGpt", "zamba2": "Zamba2", "minimax": "MiniMax",
-            "muse_glimmer": "MuseGlimmer", "step3p5": "Step3p7", "modernbert-decoder": "ModernBertDecoder", "qwen2_5_omni": "Qwen2_5OmniThinker", "qwen3_omni_moe": "Qwen3OmniMoeThinker", "flint": "Flint", "lara_mini": "LaraMini"}
+            "muse_glimmer": "MuseGlimmer", "aria_text": "AriaText", "gpt_neox_japanese": "GPTNeoXJapanese", "step3p5": "Step3p7", "modernbert-decoder": "ModernBertDecoder", "qwen2_5_omni": "Qwen2_5OmniThinker", "qwen3_omni_moe": "Qwen3OmniMoeThinker", "flint": "Flint", "lara_mini": "LaraMini"}
 # Of those that Transformers runs by another family's model.
 MODELS = {"iquestcoder": "LlamaForCausalLM", "sarvam_moe": "Glm4MoeForCausalLM", "sarvam_mla": "DeepseekV3ForCausalLM"}
 CONFIGS = {"paddleocr_vl": "PaddleOCRTextConfig", "smolvlm": "LlamaConfig", "qwen2_5_omni": "Qwen2_5OmniTextConfig", "qwen3_omni_moe": "Qwen3OmniMoeTextConfig"}

@@ -1,6 +1,7 @@
 //! GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023): attention and feed-forward side
 //! by side, each behind a layer norm, a quarter of each head rotated; q, k and v in one matrix, by
-//! turns for each head.
+//! turns for each head. And GPT-NeoX Japanese (ABEJA 2022): one behind the other, all of each head
+//! rotated, and no bias but that of the last attention.
 
 use crate::config::{Config, Raw};
 use crate::decoder::{self, Order};
@@ -10,7 +11,7 @@ use crate::names::Row;
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, gpt2, phi3, phimoe};
 use formats::{Error, Result, Source, shape};
-use nn::{Bias, Stored, Unary, Weights};
+use nn::{AttentionOptions, Bias, Stored, Unary, Weights};
 
 const NAMES: &[Row] = &[
     ("embed", "gpt_neox.embed_in", "token_embd"),
@@ -37,16 +38,70 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
-fn open(files: &Files<'_>) -> Result<Opened> {
-    let keys = &files.keys;
-    let eps = Key("layer_norm_eps", "attention.layer_norm_epsilon");
-    let mut raw = Raw::read_normed(files, eps)?;
-    let (turned, base) =
-        (keys.number(Key("rotary_pct", ""))?, keys.number(Key("rotary_emb_base", ""))?);
+const JAPANESE_NAMES: &[Row] = &[
+    ("embed", "gpt_neox_japanese.embed_in", ""),
+    ("norm", "gpt_neox_japanese.final_layer_norm", ""),
+    ("head", "embed_out", ""),
+    ("blocks.{}.attention_norm", "gpt_neox_japanese.layers.{}.input_layernorm", ""),
+    ("blocks.{}.attention.qkv", "gpt_neox_japanese.layers.{}.attention.query_key_value", ""),
+    ("blocks.{}.attention.o", "gpt_neox_japanese.layers.{}.attention.dense", ""),
+    // Its bias is apart.
+    ("blocks.{}.attention.o", "gpt_neox_japanese.layers.{}.attention.dense!", ""),
+    ("blocks.{}.mlp_norm", "gpt_neox_japanese.layers.{}.post_attention_layernorm", ""),
+    ("blocks.{}.mlp.up", "gpt_neox_japanese.layers.{}.mlp.dense_h_to_4h", ""),
+    ("blocks.{}.mlp.down", "gpt_neox_japanese.layers.{}.mlp.dense_4h_to_h", ""),
+];
+
+pub(crate) const JAPANESE: Architecture = Architecture {
+    title: "GPT-NeoX Japanese",
+    name: "gpt_neox_japanese",
+    gguf: "",
+    class: "GPTNeoXJapaneseForCausalLM",
+    unsaid: Unsaid::sizes([2560, 0, 32, 32, 0, 0, 2048, 32_000]).eps(1e-5),
+    names: &[JAPANESE_NAMES],
+    open: open_japanese,
+    ..ARCHITECTURE
+};
+
+const EPS: Key = Key("layer_norm_eps", "attention.layer_norm_epsilon");
+
+/// Reads the rotation, of this part of each head where nothing is said.
+fn rotation(files: &Files<'_>, raw: &mut Raw, usual: f64) -> Result<()> {
+    let number = |key| files.keys.number(Key(key, ""));
+    let (turned, base) = (number("rotary_pct")?, number("rotary_emb_base")?);
     if let (Some(rotation), Some(base)) = (&mut raw.rotation, base) {
         rotation.theta = base;
     }
-    raw.turns_part(files, turned.map_or(0.25, |part| part.value))?;
+    raw.turns_part(files, turned.map_or(usual, |part| part.value))
+}
+
+fn open_japanese(files: &Files<'_>) -> Result<Opened> {
+    let keys = &files.keys;
+    let mut raw = Raw::read_quadrupled(files, EPS)?;
+    rotation(files, &mut raw, 1.0)?;
+    if let Some(times) = keys.size("intermediate_multiple_size")? {
+        let times = times.within(1..=64)?;
+        raw.feed_forward = raw.hidden.clone().map(|hidden| hidden.saturating_mul(times));
+    }
+    let act = gpt2::activation(files, "hidden_act", &[Unary::GeluErf])?;
+    let attention = |config: &Config, layer: usize| AttentionOptions {
+        output_bias: Bias::IfStored,
+        ..config.attention(layer)
+    };
+    let parts = decoder::Parts {
+        feed_forward: Box::new(move |builder, config, i| {
+            decoder::ungated(builder, config, i, act, Bias::Never)
+        }),
+        norm: phimoe::norm,
+        ..decoder::Parts::new(Bias::Never, attention)
+    };
+    Ok(decoder::open_recipes(raw.check()?, parts, part))
+}
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let keys = &files.keys;
+    let mut raw = Raw::read_normed(files, EPS)?;
+    rotation(files, &mut raw, 0.25)?;
     let act = gpt2::activation(files, "hidden_act", &[Unary::GeluErf])?;
     let beside = keys.flag(Key("use_parallel_residual", "use_parallel_residual"))?.unwrap_or(true);
     let bias = match keys.flag(Key("attention_bias", ""))? {

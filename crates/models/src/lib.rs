@@ -11,6 +11,7 @@ mod afmoe;
 mod alibi;
 mod apertus;
 mod arcee;
+mod aria;
 mod baichuan;
 mod bailing_moe;
 mod bamba;
@@ -179,6 +180,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &afmoe::ARCHITECTURE,
     &apertus::ARCHITECTURE,
     &arcee::ARCHITECTURE,
+    &aria::ARCHITECTURE,
     &deepseek::AXK1,
     &baichuan::ARCHITECTURE,
     &bamba::ARCHITECTURE,
@@ -232,6 +234,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &gptj::CODEGEN,
     &gpt_neo::ARCHITECTURE,
     &gpt_neox::ARCHITECTURE,
+    &gpt_neox::JAPANESE,
     &gpt_oss::ARCHITECTURE,
     &granite::ARCHITECTURE,
     &granitemoe::ARCHITECTURE,
