@@ -153,9 +153,9 @@ pub struct Thresholds {
     /// Sequences from which on rows that decode go to the vendor's library, where matrices have 16
     /// bits: it takes hardly longer for 128 rows than for 32.
     pub library_sequences: usize,
-    /// Sequences from which on rows that decode go to warpgroups that share terms, where quantised
-    /// matrices have too few rows for all processors.
-    pub sharing_sequences: usize,
+    /// Sequences from which on rows that decode go to warpgroups: with 16-bit matrices, and where
+    /// matrices have too few rows for all processors, so that sums are split.
+    pub warpgroup_sequences: [usize; 2],
     /// Rows from which the vendor's product, with unpacking, is faster than our kernels.
     pub unpack: usize,
     /// The same where unpacked copies of matrices are kept.
@@ -275,8 +275,8 @@ pub const HOPPER: CardNumbers = CardNumbers {
     },
     thresholds: Thresholds {
         few_sequences: [4, 8],
-        library_sequences: 48,
-        sharing_sequences: 96,
+        library_sequences: 96,
+        warpgroup_sequences: [48, 24],
         unpack: 256,
         copied: 64,
     },
@@ -284,7 +284,11 @@ pub const HOPPER: CardNumbers = CardNumbers {
 };
 
 /// Any other NVIDIA GPU.
-pub const NVIDIA: CardNumbers = CardNumbers { found: "not measured: an H200's numbers", ..HOPPER };
+pub const NVIDIA: CardNumbers = CardNumbers {
+    found: "not measured: an H200's numbers, and the library where it has warpgroups",
+    thresholds: Thresholds { library_sequences: 48, ..HOPPER.thresholds },
+    ..HOPPER
+};
 
 /// Any Apple GPU.
 pub const APPLE: CardNumbers = CardNumbers {

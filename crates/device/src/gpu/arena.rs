@@ -191,6 +191,8 @@ pub(super) struct Layout {
     pub(super) scratch: [Range<usize>; 3],
     /// A number for each row: see [`ops::linear::stream::lay_rows`].
     pub(super) factors: Range<usize>,
+    /// Parts of sums: see [`ops::linear::stream::add_splits`].
+    pub(super) splits: Range<usize>,
     /// Scratch of mixtures of experts; see [`mixture`].
     pub(super) mixture: [Range<usize>; MIXTURE],
     /// Scratch of adapters, sized by [`Lowering::adapters`].
@@ -213,11 +215,15 @@ impl Layout {
         let [tokens, outputs] = [tokens, outputs].map(|rows| lowering.room(kind, rows));
         let rows = RowsOf { tokens, outputs };
         let plan = plan_memory(program, rows.tokens, rows.outputs);
-        let (mut input, mut output) = (0, 0);
+        let (mut input, mut output, mut splits) = (0, 0, 0);
         for node in &program.nodes {
             if let Some(product) = node.op.product(node.weights.len()) {
                 let size = |v: &ValueId| rows.of(program.shape(*v)) * program.shape(*v).width;
                 let many = !lowering.narrow(kind, rows.of(program.shape(node.outputs[0])));
+                if many && kind == StepKind::Decode && lowering.batched {
+                    let rows = rows.of(program.shape(node.outputs[0]));
+                    splits = splits.max(lowering.split_floats(node, rows));
+                }
                 if many || product.gated || lowering.facts.small_groups() {
                     input = input.max(size(&node.inputs[0]));
                     output = output.max(size(&node.outputs[0]));
@@ -237,6 +243,9 @@ impl Layout {
         let factors = end.next_multiple_of(256);
         end = factors + 4 * rows.tokens.max(rows.outputs);
         let factors = factors..end;
+        let start = end.next_multiple_of(256);
+        end = start + 4 * splits;
+        let splits = start..end;
         let mixture = mixtures(program, |shape| rows.of(shape)).map(|words| {
             let start = end.next_multiple_of(256);
             end = start + 4 * words;
@@ -264,7 +273,7 @@ impl Layout {
         if !moved.is_empty() {
             end = end.next_multiple_of(256) + most;
         }
-        Layout { plan, rows, scratch, factors, mixture, low, moved, bytes: end.max(256) }
+        Layout { plan, rows, scratch, factors, splits, mixture, low, moved, bytes: end.max(256) }
     }
 
     /// The bytes of a value.

@@ -27,6 +27,7 @@ pub(super) mod experts;
 pub(super) mod products;
 mod sampling;
 mod states;
+mod stream;
 
 pub(super) use adapters::{Adapted, Factor, LOW};
 pub(super) use attention::Scratch;
@@ -378,9 +379,9 @@ impl Lowering {
     ) -> Result<(Vec<Step>, Vec<Option<usize>>)> {
         let words = key.words(self.batched);
         let steps = vec![];
-        let (group, sorted, number) = (None, false, 0);
+        let (group, sorted, number, ready) = (None, false, 0, None);
         let mut recorder =
-            Recorder { of: self, key, layout, words, known, steps, group, sorted, number };
+            Recorder { of: self, key, layout, words, known, steps, group, sorted, number, ready };
         let alone = key.samples.is_some_and(|samples| samples.alone);
         if self.batched && self.chooses() && key.kind == StepKind::Decode && !alone {
             recorder.take_chosen()?;
@@ -420,6 +421,8 @@ struct Recorder<'a> {
     sorted: bool,
     /// The number of the node being recorded.
     number: usize,
+    /// What the launch in front has made of that node's rows.
+    ready: Option<stream::Ready>,
 }
 
 /// A node, as seen by the operation that records its launches.

@@ -460,10 +460,10 @@ mod tests {
         let formats = formats(&program, &tensors, &[]).unwrap();
         let options = ExecutorOptions {
             cache_type: CacheType::BF16,
-            rows: (48, 48),
-            blocks: vec![48],
+            rows: (96, 96),
+            blocks: vec![96],
             context: vec![1],
-            sequences: 48,
+            sequences: 96,
             batched: true,
             ..ExecutorOptions::default()
         };

@@ -426,7 +426,8 @@ pub(crate) fn product_overlapping(
     // multiprocessors.
     let own = simd_id() * groups(0) + group_id();
     let stride = groups(0) * (schedule.threads / 32);
-    let spans = spans(sweeps, schedule.outputs, own, stride);
+    let outs = sweeps.iter().map(|sweep| sweep.out);
+    let spans = spans(outs, schedule.outputs, own, stride);
     let (cols, lane) = (input.width, lane_id());
     let walk = Walk { schedule: *schedule, cols, lane, stride, overlap, finisher };
     let words = sweeps.iter().map(|sweep| walk.words(sweep)).max().unwrap_or(0);
@@ -514,14 +515,19 @@ pub(super) struct Span {
     pub(super) first: Val<bool>,
 }
 
-/// Blocks are numbered through all sweeps and dealt out in turn, so that shares differ by at most
-/// one block.
+/// The blocks of sweeps with so many rows are numbered through and dealt out in turn, so that shares
+/// differ by at most one block.
 #[track_caller]
-pub(super) fn spans(sweeps: &[Sweep], outputs: u32, own: Val<u32>, stride: Val<u32>) -> Vec<Span> {
+pub(super) fn spans(
+    outs: impl IntoIterator<Item = Val<u32>>,
+    outputs: u32,
+    own: Val<u32>,
+    stride: Val<u32>,
+) -> Vec<Span> {
     let mut begin: Option<Val<u32>> = None;
     let mut spans = Vec::new();
-    for sweep in sweeps {
-        let blocks = (sweep.out + (outputs - 1)) / outputs;
+    for out in outs {
+        let blocks = (out + (outputs - 1)) / outputs;
         let (start, reached) = match begin {
             None => (own, None),
             Some(begin) => {

@@ -25,11 +25,13 @@
 //!   one after another. A block has eight times as many matrix rows, all of which read the same
 //!   activations, so a weight is converted once for up to 128 rows.
 //!
-//! - For matrices of many rows on GPUs whose warpgroups multiply, each simdgroup has sums of its
-//!   own, which are one part, or each warpgroup has one of two. Activations are read by the matrix
-//!   unit itself, from shared memory, in the order of the lanes' runs ([`by_lanes`]), so that all
-//!   that is left to a simdgroup is to convert weights. Which matrices these are does not follow
-//!   from the number of activation rows.
+//! - On GPUs whose warpgroups multiply, each simdgroup has sums of its own, which are one part.
+//!   Activations are read by the matrix unit itself, from shared memory, as are 16-bit weights; in
+//!   front of packed weights, they are in the order of the lanes' runs ([`by_lanes`]), so that all
+//!   that is left to a simdgroup is to convert weights. Where matrices have too few rows for all
+//!   multiprocessors, several threadgroups have parts of each sum (split-K), which [`add_splits`]
+//!   adds in their order. Which matrices these are, and how many parts, does not follow from the
+//!   number of activation rows.
 //!
 //! [`StreamTiling::stages`] steps are under way, across the ends of blocks too, and the first ask
 //! for their weights before the kernel in front is done. Both operands are copied asynchronously:
@@ -37,17 +39,21 @@
 
 mod cases;
 mod lay;
+mod results;
+mod splits;
 mod tiling;
 
 pub use lay::{by_lanes, lay_rows};
+pub use results::End;
+pub use splits::{add_splits, add_splits_laid};
 pub use tiling::{Job, Share, StreamTiling};
 
-use super::gemv::{Cursor, Place, Span, Sweep, spans};
+use super::gemv::{Cursor, Place, Span, spans};
 use super::holds;
 use crate::low_rank::kernels::{Low, Sites};
 use crate::packed::{Format, PackedWeights, Scaled, WordRun};
 use crate::project::ProjectedMatrix;
-use crate::{Unary, real};
+use results::{Results, Total};
 use tile::case::Spec;
 use tile::dsl::*;
 use tile::ir::{LoadHint, ROW};
@@ -66,17 +72,6 @@ pub struct StreamTypes {
     pub operand: Scalar,
     /// Type of results.
     pub y: Scalar,
-}
-
-/// The use of sums.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum End {
-    /// Each matrix has results of its own.
-    Store,
-    /// The residual is added.
-    Add,
-    /// Two matrices of one format and size: `act(first) * second`.
-    Gate(Unary),
 }
 
 /// `yJ[rows, outJ] = x[rows, width] weightJ[outJ, width]' + biasJ[outJ]` for each of `matrices`,
@@ -100,12 +95,15 @@ pub fn stream(
     record((Activations::Words(x), held), (rows, width), types, matrices, end, tiling, low);
 }
 
-/// As [`stream`], by warpgroups ([`Share::Warpgroups`]), of what [`lay_rows`] has made of `x`; `y`
-/// is the type of results.
+/// As [`stream`], by warpgroups ([`Share::Warpgroups`]); `y` is the type of results. Beside packed
+/// matrices `x` is what [`lay_rows`] has made of the activations, beside 16-bit ones the
+/// activations themselves, in the type of the weights.
+///
+/// Where sums are split, `end` is [`End::Store`], `y` f32, and the results `yJ[splits, rows, outJ]`
+/// are what [`add_splits`] takes.
 #[kernel]
 pub fn stream_warpgroups(
-    x: In<{ Scalar::F16 }>,
-    factors: In<f32>,
+    x: In<{ operand(matrices) }>,
     rows: Arg<u32>,
     width: Const<u32>,
     y: Scalar,
@@ -114,13 +112,25 @@ pub fn stream_warpgroups(
     tiling: StreamTiling,
     low: Option<Low>,
 ) {
-    holds("factors", dim("rows"));
+    let (format, operand) = (matrices[0].format, operand(matrices));
+    let factors = format.packing().map(|_| {
+        holds("factors", dim("rows"));
+        <In>::declare("factors")
+    });
     // What warpgroups read is declared in front, where it lies by the kilobyte.
-    let laid = tiling.stages * tiling.laid(matrices[0].format);
-    let shared = Shared::stored(Scalar::F16, "laid", laid);
+    let laid = tiling.stages * tiling.laid(format);
+    let shared = Shared::stored(operand, "laid", laid);
     let x = (Activations::Laid { x, factors, shared }, dim("rows") * dim("width"));
-    let types = StreamTypes { x: Scalar::F16, operand: Scalar::F16, y };
+    let types = StreamTypes { x: operand, operand, y };
     record(x, (rows, width), types, matrices, end, tiling, low);
+}
+
+/// What warpgroups multiply these matrices in: their own type, or f16 where they are packed.
+fn operand(matrices: &[ProjectedMatrix]) -> Scalar {
+    match matrices[0].format {
+        Format::Dense(scalar) => scalar,
+        _ => Scalar::F16,
+    }
 }
 
 /// Records either, of activations that are declared and their number of elements.
@@ -134,8 +144,9 @@ fn record(
     tiling: StreamTiling,
     low: Option<Low>,
 ) {
-    let turns = dim("rows").ceil_div(tiling.rows);
-    launch(Mode::Tile, [dim("groups"), turns, fixed(1)], tiling.threads());
+    let (turns, splits) = (dim("rows").ceil_div(tiling.rows), tiling.splits());
+    assert!(splits == 1 || (end == End::Store && low.is_none()), "whole sums alone are finished");
+    launch(Mode::Tile, [dim("groups"), turns, fixed(splits)], tiling.threads());
     holds("x", held);
     require(Requirement::Aligned("x".into(), 16));
     // Every product of sizes is computed in 32 bits.
@@ -147,12 +158,13 @@ fn record(
     let gate = matches!(end, End::Gate(_));
     // The sign of a number of rows: no bit is set, and none is known not to be.
     let zero = (rows.bits::<i32>() >> 31i32).bits::<u32>();
-    let mut declared = declare(matrices, gate, types.y, (width, zero), low);
+    let (sweeps, mut results) = declare(matrices, gate, types.y, (width, zero), &tiling, low);
     if let Activations::Laid { factors, .. } = x {
-        declared.factors = Some(factors);
+        results.factors = factors;
     }
-    let walk = Walk::new(tiling, types, x, rows, width, &declared.sweeps);
-    walk.product(&declared.sweeps, |total| declared.finish(end, residual, total));
+    let walk = Walk::new(tiling, types, x, rows, width, &sweeps);
+    let split = (splits > 1).then(|| group_id_of(2) * rows);
+    walk.product(&sweeps, |total| results.finish(end, residual, split, total));
 }
 
 /// Where activations come from.
@@ -160,21 +172,29 @@ fn record(
 enum Activations {
     /// Two a word, to the ring.
     Words(In<u32>),
-    /// Operands by lanes, to shared memory of their own: of each stage blocks of [`ROW`] terms, of
-    /// all rows, swizzled. Sums of a row are multiplied by its factor.
-    Laid { x: In, factors: In, shared: Shared },
+    /// Operands, to shared memory that warpgroups read: of each stage blocks of [`ROW`] terms, of
+    /// all rows, swizzled, and behind them those of 16-bit weights likewise. Sums of a row are
+    /// multiplied by its factor, if it was divided.
+    Laid { x: In, factors: Option<In>, shared: Shared },
 }
 
-/// Inputs of a launch beside its activations.
-struct Declared {
-    sweeps: Vec<Sweep>,
-    /// For each matrix.
-    biases: Vec<Option<In>>,
-    /// For each sweep.
-    results: Vec<Out>,
-    sites: Option<Sites>,
-    /// Of rows that were divided.
-    factors: Option<In>,
+/// Matrix rows that are taken one after another: of one matrix, or of two of one format that are
+/// read together.
+struct Sweep {
+    format: Format,
+    /// Their rows.
+    out: Val<u32>,
+    /// For each matrix, unless warpgroups read it as it is.
+    packed: Vec<PackedWeights>,
+    /// Else the matrix.
+    operands: Vec<In>,
+}
+
+impl Sweep {
+    /// Matrices.
+    fn count(&self) -> u32 {
+        (self.packed.len() + self.operands.len()) as u32
+    }
 }
 
 /// Declares matrices, biases and results, and states what they require; `gate`: two matrices have
@@ -185,83 +205,41 @@ fn declare(
     gate: bool,
     y: Scalar,
     (width, zero): (Val<u32>, Val<u32>),
+    tiling: &StreamTiling,
     low: Option<Low>,
-) -> Declared {
-    let (sweeps, biases, results) = Default::default();
-    let mut declared = Declared { sweeps, biases, results, sites: None, factors: None };
-    let mut outs = Vec::new();
-    let mut step = UNIT;
+) -> (Vec<Sweep>, Results) {
+    let warpgroups = matches!(tiling.share, Share::Warpgroups { .. });
+    let mut sweeps: Vec<Sweep> = Vec::new();
+    let mut results = Results::default();
+    let (mut sites, mut step) = (Vec::new(), UNIT);
     for (j, &ProjectedMatrix { format, bias }) in matrices.iter().enumerate() {
-        let name = |part: &str| format!("{part}{j}");
         let own = !gate || j == 0;
-        let out = if own { name("out") } else { "out0".to_owned() };
         if own {
-            let sweep = Sweep::new(vec![], Const::<u32>::declare(&out));
-            declared.sweeps.push(sweep);
-            declared.results.push(<Out>::stored(&name("y"), y));
-            holds(&name("y"), dim(&out) * dim("rows"));
+            let out = results.declare(j, y, tiling.splits());
+            sweeps.push(Sweep { format, out, packed: vec![], operands: vec![] });
         }
-        if let Some(sweep) = declared.sweeps.last_mut() {
-            outs.push((sweep.out, dim(&out)));
-            let weights = PackedWeights::declare(&name("weight"), format, width);
-            sweep.weights.push(weights.with_zero(zero));
+        let out = if own { format!("out{j}") } else { "out0".to_owned() };
+        let name = format!("weight{j}");
+        if let Some(sweep) = sweeps.last_mut() {
+            sites.push((sweep.out, dim(&out)));
+            match format {
+                Format::Dense(scalar) if warpgroups => {
+                    sweep.operands.push(<In>::stored(&name, scalar));
+                }
+                _ => {
+                    let packed = PackedWeights::declare(&name, format, width);
+                    sweep.packed.push(packed.with_zero(zero));
+                }
+            }
         }
-        holds(&name("weight"), format.extent(dim("width")) * dim(&out));
-        require(Requirement::Aligned(name("weight"), 16));
+        holds(&name, format.extent(dim("width")) * dim(&out));
+        require(Requirement::Aligned(name, 16));
         step = step.max(format.step());
-        declared.biases.push(bias.then(|| {
-            holds(&name("bias"), dim(&out));
-            <In>::declare(&name("bias"))
-        }));
+        results.declare_bias(j, bias, &out);
     }
     require(Requirement::Divisible(dim("width"), step));
-    declared.sites = low.map(|low| Sites::declare(low, &outs, dim("rows"), 0));
-    declared
-}
-
-impl Declared {
-    /// Writes one output.
-    #[track_caller]
-    fn finish(&self, end: End, residual: Option<In>, total: Total) {
-        let Total { sweep, output, row, mut sums } = total;
-        if let Some(factors) = self.factors {
-            let factor = factors.get(row);
-            sums.iter_mut().for_each(|sum| *sum = *sum * factor);
-        }
-        let shifted = |m: usize| {
-            let bias = self.biases[sweep + m];
-            let sum = bias.map_or(sums[m], |bias| sums[m] + bias.get(output));
-            let changed = |sites: &Sites| sites.change(sweep + m, output, row, sum);
-            self.sites.as_ref().map_or(sum, changed)
-        };
-        let at = output + self.sweeps[sweep].out * row;
-        let value = match (end, residual) {
-            (End::Gate(act), _) => {
-                let [gate, up] = [0, 1].map(shifted);
-                let gate = match act {
-                    // A quotient costs nothing beside a row of weights, and is exact.
-                    Unary::Silu => gate / ((-gate).exp() + 1.0),
-                    _ => real::unary(act, gate),
-                };
-                gate * up
-            }
-            (_, Some(residual)) => residual.get_with(at, LoadHint::Coherent) + shifted(0),
-            _ => shifted(0),
-        };
-        self.results[sweep].set(at, value);
-    }
-}
-
-/// A sum that is complete.
-struct Total {
-    /// Which sweep.
-    sweep: usize,
-    /// The matrix row.
-    output: Val<u32>,
-    /// The activation row.
-    row: Val<u32>,
-    /// One for each matrix of the sweep.
-    sums: Vec<Val<f32>>,
+    results.sites = low.map(|low| Sites::declare(low, &sites, dim("rows"), 0));
+    (sweeps, results)
 }
 
 /// How a simdgroup walks through blocks of matrix rows.
@@ -275,8 +253,8 @@ struct Walk {
     width: Val<u32>,
     /// Blocks between two of a group.
     stride: Val<u32>,
-    /// Stages: see [`StreamTiling::stage`].
-    ring: Shared<u32>,
+    /// Stages: see [`StreamTiling::stage`]. None where warpgroups read all that is copied.
+    ring: Option<Shared<u32>>,
     /// The first word there of what the simdgroup reads and writes, and the words between stages.
     own: Val<u32>,
     stage: u32,
@@ -294,10 +272,10 @@ impl Walk {
         width: Val<u32>,
         sweeps: &[Sweep],
     ) -> Walk {
-        let matrices = sweeps.iter().map(|s| s.weights.len()).max().unwrap_or(1) as u32;
-        let words = |s: &Sweep| tiling.stage(s.weights[0].format(), s.weights.len() as u32);
+        let matrices = sweeps.iter().map(Sweep::count).max().unwrap_or(1);
+        let words = |s: &Sweep| tiling.stage(s.format, s.count());
         let stage = sweeps.iter().map(words).max().unwrap_or(0);
-        let ring = Shared::<u32>::named("ring", tiling.stages * stage);
+        let ring = (stage > 0).then(|| Shared::<u32>::named("ring", tiling.stages * stage));
         let spare = Shared::<f32>::named("spare", tiling.spare(matrices));
         let (own, stage) = match tiling.share {
             Share::Terms => (simd_id() * (tiling.stages * stage / SIMDS), stage / SIMDS),
@@ -312,9 +290,10 @@ impl Walk {
     #[track_caller]
     fn product(&self, sweeps: &[Sweep], mut finish: impl FnMut(Total)) {
         grid_trigger();
-        let matrices = sweeps.first().map_or(1, |sweep| sweep.weights.len() as u32);
+        let matrices = sweeps.first().map_or(1, |sweep| sweep.count());
         let block = EDGE * self.tiling.tall(matrices);
-        let spans = spans(sweeps, block, group_id(), self.stride);
+        let outs = sweeps.iter().map(|sweep| sweep.out);
+        let spans = spans(outs, block, group_id(), self.stride);
         for (sweep, span) in sweeps.iter().zip(&spans) {
             test(span.first).then(|| self.begin(sweep, span)).otherwise(|| {});
         }
@@ -356,12 +335,17 @@ impl Walk {
                     .otherwise(|| {});
                 copy_commit();
                 let stage = t % self.tiling.stages;
-                for load in 0..self.tiling.per_step(sweep.weights[0].format()) {
-                    match self.x {
-                        Activations::Words(_) => self.sum(sweep, at.step, load, stage, sums),
-                        Activations::Laid { shared, .. } => {
-                            self.sum_laid(sweep, (at.step, load), (shared, stage), sums);
-                        }
+                let loads = 0..self.tiling.per_step(sweep.format);
+                match self.x {
+                    Activations::Words(_) => {
+                        loads.for_each(|load| self.sum(sweep, at.step, load, stage, sums));
+                    }
+                    Activations::Laid { shared, .. } if sweep.packed.is_empty() => {
+                        self.sum_operands(sweep, (shared, stage), sums);
+                    }
+                    Activations::Laid { shared, .. } => {
+                        let laid = (shared, stage);
+                        loads.for_each(|load| self.sum_laid(sweep, (at.step, load), laid, sums));
                     }
                 }
                 if matches!(self.tiling.share, Share::Warpgroups { .. }) {
@@ -383,6 +367,11 @@ impl Walk {
             });
             copy_wait(0);
         }
+    }
+
+    /// The ring, of all that warpgroups do not read.
+    fn ring(&self) -> Shared<u32> {
+        self.ring.expect("stages have words that simdgroups read")
     }
 
     /// Waits for those that the ring's words are exchanged with.
@@ -432,7 +421,7 @@ impl Walk {
     /// Matrices that a simdgroup multiplies with.
     fn matrices(&self, sweep: &Sweep) -> u32 {
         match self.tiling.share {
-            Share::Terms => sweep.weights.len() as u32,
+            Share::Terms => sweep.count(),
             Share::Sums | Share::Warpgroups { .. } => 1,
         }
     }
@@ -445,15 +434,16 @@ impl Walk {
     /// Runs of a row.
     #[track_caller]
     fn runs(&self, sweep: &Sweep) -> Val<u32> {
-        self.width / sweep.weights[0].format().run()
+        self.width / sweep.format.run()
     }
 
     /// Steps of a part.
     #[track_caller]
     fn steps(&self, sweep: &Sweep) -> Val<u32> {
-        let format = sweep.weights[0].format();
+        let format = sweep.format;
         let tiling = &self.tiling;
-        let (pieces, terms) = (tiling.pieces(format), tiling.parts() * tiling.terms(format));
+        let parts = tiling.parts() * tiling.splits();
+        let (pieces, terms) = (tiling.pieces(format), parts * tiling.terms(format));
         match pieces {
             1 => (self.width + (terms - 1)) / terms,
             _ => (self.width + (pieces * terms - 1)) / (pieces * terms) * pieces,
@@ -475,26 +465,21 @@ impl Walk {
         let (part, step) = match self.tiling.share {
             Share::Terms => (simd_id(), step),
             Share::Sums => (step / self.steps(sweep), step % self.steps(sweep)),
-            Share::Warpgroups { parts: 1 } => return step,
-            Share::Warpgroups { .. } => (self.part(), step),
+            Share::Warpgroups { splits: 1 } => return step,
+            // Of each group neighbouring terms.
+            Share::Warpgroups { .. } => return group_id_of(2) * self.steps(sweep) + step,
         };
         let parts = self.tiling.parts();
-        match self.tiling.pieces(sweep.weights[0].format()) {
+        match self.tiling.pieces(sweep.format) {
             1 => step * parts + part,
             pieces => (step / pieces * parts + part) * pieces + step % pieces,
         }
     }
 
-    /// The part that this simdgroup's warpgroup has.
-    #[track_caller]
-    fn part(&self) -> Val<u32> {
-        simd_id() / (SIMDS / self.tiling.parts())
-    }
-
     /// This lane's run for a load of a step.
     #[track_caller]
     fn run(&self, sweep: &Sweep, step: Val<u32>, load: u32) -> Val<u32> {
-        let runs = 4 * self.tiling.per_step(sweep.weights[0].format());
+        let runs = 4 * self.tiling.per_step(sweep.format);
         self.place_of(sweep, step) * runs + (lane_id() % 4u32 + 4 * load)
     }
 
@@ -506,27 +491,32 @@ impl Walk {
         if self.in_rows(sweep) {
             return self.load_rows(sweep, at, stage);
         }
-        let matrices = sweep.weights.len() as u32;
+        if let Activations::Laid { shared, .. } = self.x
+            && sweep.packed.is_empty()
+        {
+            return self.load_operands(sweep, at, (shared, stage));
+        }
+        let matrices = sweep.count();
         let (tiles, tall) = (self.tiling.tiles, self.tiling.tall(matrices));
         let first = at.block * (EDGE * tall) + lane_id() / 4u32;
-        for load in 0..self.tiling.per_step(sweep.weights[0].format()) {
+        for load in 0..self.tiling.per_step(sweep.format) {
             let run = self.run(sweep, at.step, load).min(self.runs(sweep) - 1u32);
             let copy = |m: usize, row: Val<u32>, half: Val<u32>| {
-                let (row, weights) = (row.min(sweep.out - 1u32), &sweep.weights[m]);
+                let (row, weights) = (row.min(sweep.out - 1u32), &sweep.packed[m]);
                 let to = self.place(sweep, stage, load, half, m as u32);
-                weights.copy(weights.row(row), run, (self.ring, to));
+                weights.copy(weights.row(row), run, (self.ring(), to));
             };
             if self.tiling.share == Share::Terms {
                 for half in 0..2 * tiles {
                     let row = first + EDGE / 2 * half;
-                    (0..sweep.weights.len()).for_each(|m| copy(m, row, half.val()));
+                    (0..sweep.packed.len()).for_each(|m| copy(m, row, half.val()));
                 }
                 continue;
             }
             // Each simdgroup copies the rows of its own sums.
             let slots = tall / tiles;
             let first = first + simd_id() % slots * (EDGE * tiles);
-            for m in 0..sweep.weights.len() {
+            for m in 0..sweep.packed.len() {
                 let halves = 0..2 * tiles;
                 let all = || {
                     halves.for_each(|half| copy(m, first + half * (EDGE / 2), half.val()));
@@ -542,7 +532,7 @@ impl Walk {
     /// Whether a stage has the weights of a step row by row, 128 bytes each: where two 16-byte runs
     /// of four lanes are neighbours.
     fn in_rows(&self, sweep: &Sweep) -> bool {
-        let format = sweep.weights[0].format();
+        let format = sweep.format;
         format.packing().is_none()
             && self.tiling.share == Share::Terms
             && self.tiling.per_step(format) == 2
@@ -558,9 +548,31 @@ impl Walk {
         for turn in 0..EDGE * self.tiling.tiles / rows {
             let row = lane_id() / ROW_RUNS + turn * rows;
             let matrix_row = (block + row).min(sweep.out - 1u32);
-            for (m, weights) in (0..).zip(&sweep.weights) {
+            for (m, weights) in (0..).zip(&sweep.packed) {
                 let to = self.place_in_rows(sweep, stage, (row, run), m);
-                weights.copy_run(weights.row(matrix_row), from, (self.ring, to));
+                weights.copy_run(weights.row(matrix_row), from, (self.ring(), to));
+            }
+        }
+    }
+
+    /// As [`Walk::load`], as warpgroups read them: eight lanes copy 128 bytes of one row.
+    #[track_caller]
+    fn load_operands(&self, sweep: &Sweep, at: Place, (laid, stage): (Shared, Val<u32>)) {
+        let units = ROW / UNIT;
+        let (unit, own) = (thread_id() % units, thread_id() / units);
+        let (matrices, apart) = (sweep.count(), self.tiling.threads() / units);
+        let each = EDGE * self.tiling.tall(matrices);
+        let first = self.place_of(sweep, at.step) * self.tiling.terms(sweep.format);
+        for block in 0..self.tiling.terms(sweep.format) / ROW {
+            let begin = self.weights(sweep.format, stage, block);
+            let column = (first + (unit * UNIT + block * ROW)).min(self.width - UNIT);
+            for pass in 0..matrices * each / apart {
+                let row = own + pass * apart;
+                let (m, begun) = (pass * apart / each, pass * apart % each);
+                let matrix_row = (at.block * each + own + begun).min(sweep.out - 1u32);
+                let to = begin + row * ROW + (unit ^ (row % 8u32)) * UNIT;
+                let from = matrix_row * self.width + column;
+                copy_async(laid, to, sweep.operands[m as usize], from, UNIT as u8, None);
             }
         }
     }
@@ -576,8 +588,8 @@ impl Walk {
         (row, run): (Val<u32>, Val<u32>),
         m: u32,
     ) -> Val<u32> {
-        let activations = self.tiling.rows * self.tiling.stride(sweep.weights[0].format());
-        let tile = row / EDGE * sweep.weights.len() as u32 + m;
+        let activations = self.tiling.rows * self.tiling.stride(sweep.format);
+        let tile = row / EDGE * sweep.count() + m;
         let run = run ^ (row % 2u32 * (ROW_RUNS / 2));
         let inside = (tile * EDGE + row % EDGE) * (4 * ROW_RUNS) + run * 4u32;
         self.own + stage * self.stage + (inside + activations)
@@ -587,11 +599,11 @@ impl Walk {
     /// and of a matrix.
     #[track_caller]
     fn place(&self, sweep: &Sweep, stage: Val<u32>, load: u32, half: Val<u32>, m: u32) -> Val<u32> {
-        let format = sweep.weights[0].format();
+        let format = sweep.format;
         let before = half + load * 2 * self.tiling.tiles;
         let before = match self.tiling.share {
             Share::Sums | Share::Warpgroups { .. } => before * SIMDS + simd_id(),
-            Share::Terms => before * sweep.weights.len() as u32 + m,
+            Share::Terms => before * sweep.count() + m,
         };
         let activations = self.tiling.activations(format);
         self.own + stage * self.stage + (before * format.copied() + activations)
@@ -600,12 +612,9 @@ impl Walk {
     /// Begins to copy the activations of a step to a stage; zeros past the ends.
     #[track_caller]
     fn copy(&self, sweep: &Sweep, step: Val<u32>, stage: Val<u32>) {
-        let format = sweep.weights[0].format();
+        let format = sweep.format;
         let (terms, stride) = (self.tiling.terms(format), self.tiling.stride(format));
-        let (first, terms) = match self.tiling.share {
-            Share::Terms | Share::Sums => (self.place_of(sweep, step) * terms, terms),
-            Share::Warpgroups { parts } => (step * (terms * parts), terms * parts),
-        };
+        let first = self.place_of(sweep, step) * terms;
         let per_row = terms / UNIT;
         // Of a simdgroup's terms its lanes copy all, of those of all simdgroups all threads.
         let (index, copying) = match self.tiling.share {
@@ -637,7 +646,7 @@ impl Walk {
                 Activations::Laid { .. } => from,
             };
             let copy = || match self.x {
-                Activations::Words(x) => copy_async(self.ring, to, x, from, 4, keep),
+                Activations::Words(x) => copy_async(self.ring(), to, x, from, 4, keep),
                 Activations::Laid { x, shared, .. } => {
                     copy_async(shared, to, x, from, UNIT as u8, keep);
                 }
@@ -673,6 +682,25 @@ impl Walk {
         stage * self.tiling.laid(format) + block.val() * (self.tiling.rows * ROW)
     }
 
+    /// Likewise of 16-bit weights, behind all activations of the stage.
+    #[track_caller]
+    fn weights(&self, format: Format, stage: Val<u32>, block: u32) -> Val<u32> {
+        let rows = self.tiling.terms(format) / ROW * self.tiling.rows + block * (EDGE * SIMDS);
+        stage * self.tiling.laid(format) + rows * ROW
+    }
+
+    /// Adds the products of a step to the sums, by warpgroups, each of which has 64 rows of weights.
+    #[track_caller]
+    fn sum_operands(&self, sweep: &Sweep, (laid, stage): (Shared, Val<u32>), sums: Frags) {
+        let own = simd_id() / 4u32 * (4 * EDGE * ROW);
+        wgmma_fence();
+        for block in 0..self.tiling.terms(sweep.format) / ROW {
+            let weights = self.weights(sweep.format, stage, block) + own;
+            sums.wgmma((laid, weights), (laid, self.laid(sweep.format, stage, block)));
+        }
+        wgmma_commit();
+    }
+
     /// Adds the products of a load of a step to the sums, by warpgroups: while the matrix unit
     /// multiplies the terms of one block, those of the next are converted.
     #[track_caller]
@@ -683,21 +711,15 @@ impl Walk {
         (laid, stage): (Shared, Val<u32>),
         sums: Frags,
     ) {
-        let format = sweep.weights[0].format();
+        let format = sweep.format;
         let run = self.run(sweep, step, load);
         let runs = [0, 1].map(|half| {
             let words = self.words(sweep, stage, load, half, 0);
-            let run = sweep.weights[0].run(&words, run);
+            let run = sweep.packed[0].run(&words, run);
             (run.scaled(), run)
         });
         let blocks = 4 * format.run() / ROW;
-        let first = match self.tiling.parts() {
-            1 => self.laid(format, stage, load * blocks),
-            _ => {
-                let own = self.part() * (self.tiling.terms(format) / ROW);
-                self.laid(format, stage, own + load * blocks)
-            }
-        };
+        let first = self.laid(format, stage, load * blocks);
         for block in 0..blocks {
             let units = ROW / EDGE / 2;
             let left = |unit| {
@@ -715,12 +737,12 @@ impl Walk {
     /// Adds the products of a load of a step to the sums.
     #[track_caller]
     fn sum(&self, sweep: &Sweep, step: Val<u32>, load: u32, stage: Val<u32>, sums: Frags) {
-        let format = sweep.weights[0].format();
+        let format = sweep.format;
         let run = self.run(sweep, step, load);
         // Of each tile and matrix, the runs of the two matrix rows that this lane has.
         let mut tiles = Vec::new();
         for tile in 0..self.tiling.tiles {
-            for (m, weights) in sweep.weights[..self.matrices(sweep) as usize].iter().enumerate() {
+            for (m, weights) in sweep.packed[..self.matrices(sweep) as usize].iter().enumerate() {
                 tiles.push([0, 1].map(|half| {
                     let words = self.words(sweep, stage, load, 2 * tile + half, m);
                     let run = weights.run(&words, run);
@@ -739,7 +761,7 @@ impl Walk {
                 if 8 * eight >= self.tiling.rows {
                     return vec![0u32.val(); 4];
                 }
-                let words = self.ring.get_vec(at + 8 * eight * stride, 4, LoadHint::None);
+                let words = self.ring().get_vec(at + 8 * eight * stride, 4, LoadHint::None);
                 words.into_iter().map(|word| self.rounded(word)).collect()
             };
             // Four terms of each of four lanes are two words: half of a unit.
@@ -805,10 +827,10 @@ impl Walk {
             let row = lane_id() / 4u32 + half * (EDGE / 2);
             let run = lane_id() % 4u32 + 4 * load;
             let from = self.place_in_rows(sweep, stage, (row, run), m as u32);
-            return self.ring.get_vec(from, 4, LoadHint::None);
+            return self.ring().get_vec(from, 4, LoadHint::None);
         }
         let from = self.place(sweep, stage, load, half.val(), m as u32);
-        sweep.weights[m].copied(self.ring, from)
+        sweep.packed[m].copied(self.ring(), from)
     }
 
     /// Two activations as operands.
@@ -831,7 +853,7 @@ impl Walk {
         sums: Frags,
         finish: &mut impl FnMut(Total),
     ) {
-        let (wide, matrices) = (self.tiling.wide(), sweep.weights.len() as u32);
+        let (wide, matrices) = (self.tiling.wide(), sweep.count());
         let (tiles, tall) = (self.tiling.tiles, EDGE * self.tiling.tall(matrices));
         let (row, col) = (thread_id() % EDGE, thread_id() / EDGE);
         let place = |tile: Val<u32>| tile * (EDGE * SPARE);
@@ -871,19 +893,12 @@ impl Walk {
                     Share::Sums | Share::Warpgroups { .. } => {
                         let columns = self.tiling.threads() / EDGE;
                         let apart = self.tiling.tall(matrices) / tiles;
-                        // A part in each warpgroup, or all in one simdgroup.
-                        let parts = SIMDS / (matrices * apart);
                         let passes = EDGE / columns;
                         range(0u32, apart * passes).each(|turn| {
                             let (tile, pass) = (turn / passes, turn % passes);
                             let col = col + pass * columns;
                             let at = row * SPARE + col;
-                            let total = |m: u32| {
-                                let part = |p: u32| {
-                                    self.spare.get(at + place(tile + (m * parts + p) * apart))
-                                };
-                                (1..parts).fold(part(0), |sum, p| sum + part(p))
-                            };
+                            let total = |m: u32| self.spare.get(at + place(tile + m * apart));
                             let output = block * tall + tile * (EDGE * tiles) + (row + i * EDGE);
                             hand_over(output, col + j * EDGE, &total);
                         });
@@ -903,6 +918,8 @@ pub(crate) const KERNELS: &[Spec] =
 pub(crate) const LAID: &[Spec] = &[
     Spec { name: "stream_warpgroups", cases: cases::warpgroups, benches: cases::warpgroup_benches },
     lay::KERNEL,
+    splits::KERNELS[0],
+    splits::KERNELS[1],
 ];
 
 #[cfg(test)]

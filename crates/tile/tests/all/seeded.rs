@@ -38,9 +38,11 @@ fn stores(inst: &Inst, to: fn(&Place) -> bool) -> bool {
 /// gap.
 #[rustfmt::skip]
 const SPARE: &[(&str, &str, usize, &str)] = &[
+    ("add_splits_laid", "a result is not stored", 1, "single elements of a row, which is whole runs"),
     ("attend_tile_queries", "a simdgroup's barrier is missing", 1, "a helper's last: attend_tile_keys stores twice"),
     ("attention_prefill_codes", "a wait for copies is missing", 2, "codes are decoded on their way: nothing is copied"),
     ("index_choose", "a barrier is missing", 1, "between a sum of the group, which has its own, and what it orders"),
+    ("lay_rows", "a result is not stored", 1, "as in add_splits_laid"),
     ("low_rank_sites", "a wait for copies is missing", 1, "as in stream, which it launches"),
     ("sample_adjust", "a barrier is missing", 1, "between atomics, which the interpreter takes in the order of the text"),
     ("stream", "a wait for copies is missing", 1, "after a sweep's last step, whose batches are empty"),

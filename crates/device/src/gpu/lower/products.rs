@@ -2,13 +2,11 @@
 
 use std::ops::Range;
 
-use formats::{Error, Result};
+use formats::Result;
 use ops::gate_up::gate_up;
 use ops::joined::{gated_columns, split_columns};
 use ops::linear::gemm::{self, gemm};
-use ops::linear::stream::{
-    End, Job, Share, StreamTiling, StreamTypes, lay_rows, stream, stream_warpgroups,
-};
+use ops::linear::stream::{End, Job, StreamTiling};
 use ops::linear::{self, Task, gemv};
 use ops::linear_add::linear_add;
 use ops::packed::{Format, Layout};
@@ -121,15 +119,15 @@ impl Lowering {
     }
 
     /// The job of the kernel of rows that decode together.
-    fn job<'f>(&self, formats: &'f [Format], out: u32, rows: u32, pair: bool) -> Job<'f> {
+    pub(super) fn job<'f>(
+        &self,
+        formats: &'f [Format],
+        out: u32,
+        rows: u32,
+        pair: bool,
+    ) -> Job<'f> {
         let Facts { shared, processors, tuned, .. } = self.facts;
         Job { formats, out, rows, pair, shared, processors, tuned: &tuned.stream }
-    }
-
-    /// How warpgroups take a product of rows that decode together, if they do.
-    fn by_warpgroups(&self, job: &Job, width: usize) -> Option<StreamTiling> {
-        let many = self.sequences >= self.facts.tuned.thresholds.sharing_sequences;
-        self.facts.wgmma.then(|| StreamTiling::by_warpgroups(job, width as u32, many)).flatten()
     }
 
     /// Groups of matrices that are multiplied as one where rows that decode go to the vendor's
@@ -322,99 +320,8 @@ impl Recorder<'_> {
         Ok(y.slot)
     }
 
-    /// Products of rows that decode together, which read each matrix once for many of them: see
-    /// [`stream`].
-    #[allow(clippy::too_many_arguments, reason = "what a product is made of")]
-    fn stream(
-        &mut self,
-        (x, norm): (TypedSlot, Option<(f32, WeightId)>),
-        matrices: &[Matrix],
-        (rows, width): (usize, usize),
-        end: End,
-        residual: Option<Slot>,
-        results: &[TypedSlot],
-        sites: Option<Sites>,
-    ) -> Result<()> {
-        let shapes: Vec<(Format, u32)> =
-            matrices.iter().map(|m| self.matrix(m.weight)).collect::<Result<_>>()?;
-        let formats: Vec<Format> = shapes.iter().map(|s| s.0).collect();
-        let pair = matches!(end, End::Gate(_));
-        let out = if pair { shapes[0].1 } else { shapes.iter().map(|s| s.1).sum() };
-        let job = self.of.job(&formats, out, rows as u32, pair);
-        let none = || Error::new("gpu", "shared memory for eight rows", job.shared);
-        let warpgroups = self.of.by_warpgroups(&job, width);
-        let tiling = warpgroups.or_else(|| StreamTiling::pick(&job)).ok_or_else(none)?;
-        let (x, factors) = match tiling.share {
-            Share::Warpgroups { .. } => {
-                let (x, factors) = self.laid((x, norm), formats[0].run(), rows, width)?;
-                (x, Some(factors))
-            }
-            Share::Terms | Share::Sums => {
-                let x = self.normed_rows(norm, x, (rows, width))?;
-                match x.scalar {
-                    Scalar::F16 | Scalar::BF16 => (x, None),
-                    _ => (self.rounded(x, rows, width)?, None),
-                }
-            }
-        };
-        let mut numbers = Numbers::new()
-            .with("rows", rows as u32)
-            .with("width", width as u32)
-            .with("groups", tiling.groups(&job));
-        let names: Vec<[String; 4]> = (0..matrices.len())
-            .map(|j| ["out", "y", "weight", "bias"].map(|part| format!("{part}{j}")))
-            .collect();
-        let mut bound = vec![("x", x.slot)];
-        bound.extend(factors.map(|factors| ("factors", factors)));
-        bound.extend(residual.map(|residual| ("residual", residual)));
-        let mut parts = Vec::new();
-        for (j, ([out, y, weight, bias], matrix)) in names.iter().zip(matrices).enumerate() {
-            if let Some(result) = results.get(j) {
-                numbers.set(out, shapes[j].1);
-                bound.push((y, result.slot.clone()));
-            }
-            bound.push((weight, self.weight(matrix.weight)));
-            bound.extend(matrix.bias.map(|b| (bias.as_str(), self.weight(b))));
-            parts.push(ProjectedMatrix { format: shapes[j].0, bias: matrix.bias.is_some() });
-        }
-        let low = sites.map(|sites| {
-            sites.bind(None, &mut numbers, &mut bound);
-            sites.low
-        });
-        let types = StreamTypes { x: x.scalar, operand: self.of.wide, y: results[0].scalar };
-        let kernel = match tiling.share {
-            Share::Warpgroups { .. } => stream_warpgroups(types.y, &parts, end, tiling, low),
-            Share::Terms | Share::Sums => stream(types, &parts, end, tiling, low),
-        };
-        self.push(kernel, numbers, &bound)
-    }
-
-    /// Activations as warpgroups multiply them by matrices with such runs, normed first if there is a
-    /// norm, and the rows' factors, in the half of the arena's scratch that normed rows leave free.
-    fn laid(
-        &mut self,
-        (x, norm): (TypedSlot, Option<(f32, WeightId)>),
-        run: u32,
-        rows: usize,
-        width: usize,
-    ) -> Result<(TypedSlot, Slot)> {
-        let scalar = Scalar::F16;
-        let size = self.room(rows) * width * scalar.bytes();
-        let start = self.layout.scratch[0].start + size;
-        let [to, factors] = [(start, size), (self.layout.factors.start, 4 * self.room(rows))]
-            .map(|(start, size)| Slot::Arena(start..start + size));
-        let mut numbers = Numbers::new().with("rows", rows as u32).with("width", width as u32);
-        let mut bound = vec![("x", x.slot), ("y", to.clone()), ("factors", factors.clone())];
-        if let Some((eps, weight)) = norm {
-            numbers = numbers.with_f32("eps", eps);
-            bound.push(("norm", self.weight(weight)));
-        }
-        self.push(lay_rows(run, x.scalar, norm.is_some()), numbers, &bound)?;
-        Ok((TypedSlot { slot: to, scalar }, factors))
-    }
-
     /// Activations in the type of operands of products of many rows, in the arena's scratch.
-    fn rounded(&mut self, x: TypedSlot, rows: usize, width: usize) -> Result<TypedSlot> {
+    pub(super) fn rounded(&mut self, x: TypedSlot, rows: usize, width: usize) -> Result<TypedSlot> {
         let wide = self.of.wide;
         let start = self.layout.scratch[0].start;
         let to = Slot::Arena(start..start + self.room(rows) * width * wide.bytes());
@@ -519,7 +426,7 @@ impl Recorder<'_> {
     }
 
     /// As [`Self::normed`], of rows wherever they are.
-    fn normed_rows(
+    pub(super) fn normed_rows(
         &mut self,
         norm: Option<(f32, WeightId)>,
         x: TypedSlot,
@@ -558,13 +465,19 @@ impl Recorder<'_> {
             .collect();
         let norm = op.norm.map(|eps| (eps, weights[0]));
         if !self.narrow(rows) {
-            let x = self.normed(norm, x)?;
             let precise = outputs.iter().any(|y| self.of.scores[y.0]);
+            let streams = !precise && self.streams(&matrices, width)?;
+            if streams && self.of.adapters.count == 0 && self.joins(&matrices).is_none() {
+                let results: Vec<TypedSlot> = outputs.iter().map(|y| self.operand(*y)).collect();
+                let (x, size) = ((self.operand(x), norm), (rows, width));
+                return self.stream(x, &matrices, size, End::Store, None, &results, None);
+            }
+            let x = self.normed(norm, x)?;
             if let Some(first) = self.joins(&matrices) {
                 let all = self.joined(&x, (first, &matrices), (rows, width), Scalar::F32)?;
                 return self.split(all, &matrices, rows, outputs);
             }
-            if !precise && self.streams(&matrices, width)? {
+            if streams {
                 let results: Vec<TypedSlot> = outputs.iter().map(|y| self.operand(*y)).collect();
                 let (sites, size) = (self.sites(x.clone(), None)?, (rows, width));
                 return self.stream((x, None), &matrices, size, End::Store, None, &results, sites);
@@ -664,11 +577,11 @@ impl Recorder<'_> {
         if !self.narrow(rows) || format != other {
             let both = [gate, up].map(|weight| Matrix { weight, bias: None });
             let to = self.operand(y);
-            // Nothing but the product reads normed rows where there are no adapters: they are made
-            // as it needs them.
+            // Nothing but the product reads normed rows in loads without adapters: they are made as
+            // it needs them.
             let end = End::Gate(op.act);
             let streams = format == other && self.streams(&both, width)?;
-            if streams && self.group.is_none() && self.joins(&both).is_none() {
+            if streams && self.of.adapters.count == 0 && self.joins(&both).is_none() {
                 let x = (self.operand(x), norm);
                 return self.stream(x, &both, (rows, width), end, None, &[to], None);
             }

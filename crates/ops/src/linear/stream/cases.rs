@@ -50,31 +50,42 @@ fn case(
     let &Shape { rows, outs, width, groups, why } = shape;
     let values = noise(9, rows * width);
     let x = Buffer::floats(types.x, &values);
-    let seen = rounded(&x.to_f32(), types.operand);
     let mut numbers =
         Numbers::new().with("rows", rows as u32).with("width", width as u32).with("groups", groups);
     let gate = matches!(end, End::Gate(_));
+    let seen = rounded(&x.to_f32(), types.operand);
+    // Of sums that threadgroups share, each has the products of some columns.
+    let splits = tiling.splits() as usize;
+    let terms = tiling.terms(formats[0]) as usize;
+    let own = width.div_ceil(terms * splits) * terms;
+    let part = |split: usize| -> Vec<f32> {
+        let inside = |i: usize| splits == 1 || i % width / own == split;
+        let of = |(i, x): (usize, &f32)| if inside(i) { *x } else { 0.0 };
+        seen.iter().enumerate().map(of).collect()
+    };
     let (mut parts, mut sums, mut weights, mut results) = (vec![], vec![], vec![], vec![]);
     for (j, (&format, &out)) in formats.iter().zip(outs).enumerate() {
-        let bias = j % 2 == 0;
+        let bias = j % 2 == 0 && splits == 1;
         let mut matrix = Matrix::new(format, 5 + j as u64, out, width);
-        weights.push(matrix.buffer());
+        weights.push(held(tiling.share, format, matrix.buffer()));
         matrix.weights = rounded(&matrix.weights, types.operand);
         let biases = noise(11 + j as u64, out);
         if bias {
             weights.push(Buffer::floats(Scalar::F32, &biases));
         }
-        sums.push(products(&seen, &matrix, bias.then_some(&biases), &vec![1.0; rows], width));
+        let (added, ones) = (bias.then_some(&biases[..]), vec![1.0; rows]);
+        let sum = |split| products(&part(split), &matrix, added, &ones, width);
+        sums.push((0..splits).flat_map(sum).collect::<Vec<f64>>());
         parts.push(ProjectedMatrix { format, bias });
         if !(gate && j % 2 == 1) {
             numbers.set(&format!("out{j}"), out as u32);
-            results.push(Buffer::zeros(types.y, rows * out));
+            results.push(Buffer::zeros(types.y, splits * rows * out));
         }
     }
-    let warpgroups = matches!(tiling.share, Share::Warpgroups { .. });
-    let mut buffers = match warpgroups {
-        true => laid(&seen, width, formats[0].run() as usize).into(),
-        false => vec![Buffer::raw(Scalar::U32, x.bytes)],
+    let mut buffers = match (tiling.share, formats[0]) {
+        (Share::Warpgroups { .. }, Format::Dense(_)) => vec![x],
+        (Share::Warpgroups { .. }, format) => laid(&seen, width, format.run() as usize).into(),
+        (Share::Terms | Share::Sums, _) => vec![Buffer::raw(Scalar::U32, x.bytes)],
     };
     match end {
         End::Store => {}
@@ -119,6 +130,14 @@ fn case(
     }
 }
 
+/// A matrix as the kernel reads it: 16-bit weights, which warpgroups multiply as they are, by type.
+pub(super) fn held(share: Share, format: Format, matrix: Buffer) -> Buffer {
+    match (share, format) {
+        (Share::Warpgroups { .. }, Format::Dense(scalar)) => Buffer::raw(scalar, matrix.bytes),
+        _ => matrix,
+    }
+}
+
 /// The kernel of a tiling.
 fn recorded(
     types: StreamTypes,
@@ -141,8 +160,8 @@ pub(super) fn warpgroups() -> Vec<Case> {
         StreamTypes { x: F16, operand: F16, y: F16 },
         StreamTypes { x: BF16, operand: F16, y: BF16 },
     ];
-    let tiling = |parts, rows, stages| {
-        let (share, resident, tiles, loads) = (Share::Warpgroups { parts }, 1, 1, 2);
+    let tiling = |splits, rows, stages| {
+        let (share, resident, tiles, loads) = (Share::Warpgroups { splits }, 1, 1, 2);
         StreamTiling { share, resident, tiles, rows, loads, stages }
     };
     let taken = Format::all().into_iter().filter(|f| f.packing().is_some() && f.run() >= 16);
@@ -154,18 +173,29 @@ pub(super) fn warpgroups() -> Vec<Case> {
         let outs: &[usize] = if format.together() > 1 { &[136] } else { &[150] };
         let shape = shape(1 + 5 * (f % 5), outs, width, 1 + f as u32 % 2, "by warpgroups");
         let end = if f % 2 == 0 { End::Store } else { End::Add };
-        for parts in [1, 2] {
-            let tiling = tiling(parts, 16 + 16 * (f as u32 % 2), 2 + f as u32 % 3);
-            cases.push(case(all[f % 3], &[format], &shape, end, tiling));
-        }
+        let whole = tiling(1, 16 + 16 * (f as u32 % 2), 2 + f as u32 % 3);
+        cases.push(case(all[f % 3], &[format], &shape, end, whole));
+        let split = StreamTiling { share: Share::Warpgroups { splits: 2 + f as u32 % 2 }, ..whole };
+        cases.push(case(all[0], &[format], &shape, End::Store, split));
     }
     let q4_k = Format::Block(DType::Q4K);
     let several = shape(50, &[140, 40, 5], 1280, 2, "several matrices, rows in turns");
     cases.push(case(all[0], &[q4_k; 3], &several, End::Store, tiling(1, 32, 3)));
-    cases.push(case(all[1], &[q4_k; 3], &several, End::Store, tiling(2, 32, 2)));
+    cases.push(case(all[0], &[q4_k; 3], &several, End::Store, tiling(2, 32, 2)));
     let gates = shape(20, &[70, 70], 1280, 1, "matrices of a pair between warpgroups");
     for (format, types) in [(q4_k, all[2]), (Format::Block(DType::Q8_0), all[0])] {
         cases.push(case(types, &[format; 2], &gates, End::Gate(Unary::Silu), tiling(1, 32, 2)));
+    }
+    for (scalar, y) in [(BF16, F32), (F16, F16)] {
+        let (format, types) =
+            (Format::Dense(scalar), StreamTypes { x: scalar, operand: scalar, y });
+        let one = shape(7, &[150], 136, 2, "16-bit weights, columns that no step divides");
+        cases.push(case(types, &[format], &one, End::Add, tiling(1, 16, 3)));
+        let gates = shape(20, &[70, 70], 320, 1, "a pair of 16-bit weights");
+        cases.push(case(types, &[format; 2], &gates, End::Gate(Unary::Silu), tiling(1, 32, 2)));
+        let several = shape(40, &[140, 40, 5], 648, 2, "several of 16 bits, rows in turns");
+        let types = StreamTypes { y: F32, ..types };
+        cases.push(case(types, &[format; 3], &several, End::Store, tiling(3, 32, 3)));
     }
     cases
 }
@@ -173,7 +203,8 @@ pub(super) fn warpgroups() -> Vec<Case> {
 /// By warpgroups, the matrices of an 8B model, for 8 to 128 rows.
 pub(super) fn warpgroup_benches() -> Vec<Bench> {
     let mut benches = Vec::new();
-    let usual = [DType::Q8_0, DType::Q6K, DType::Q4K].map(Format::of).into_iter().flatten();
+    let usual = [DType::BF16, DType::Q8_0, DType::Q6K, DType::Q4K].map(Format::of);
+    let usual = usual.into_iter().flatten();
     for format in usual.flat_map(|format| [Some(format), format.tiled()]).flatten() {
         for rows in [8, 32, 64, 128] {
             for (end, outs, width) in [
@@ -337,6 +368,7 @@ fn bench(
         Some(resident) => StreamTiling::pick_for(&job, resident)?,
     };
     let y = if gate { Scalar::BF16 } else { Scalar::F32 };
+    let end = if tiling.splits() == 1 { end } else { End::Store };
     let types = StreamTypes { x: Scalar::BF16, operand: Scalar::BF16, y };
     let parts = vec![ProjectedMatrix { format, bias: false }; outs.len()];
     let mut numbers = Numbers::new()
@@ -344,9 +376,10 @@ fn bench(
         .with("width", width as u32)
         .with("groups", tiling.groups(&job));
     let mut buffers = match tiling.share {
-        Share::Warpgroups { .. } => {
+        Share::Warpgroups { .. } if format.packing().is_some() => {
             vec![Fill::Noise(Scalar::F16, rows * width), Fill::Noise(Scalar::F32, rows)]
         }
+        Share::Warpgroups { .. } => vec![Fill::Noise(Scalar::BF16, rows * width)],
         Share::Terms | Share::Sums => vec![Fill::Noise(Scalar::U32, rows * width / 2)],
     };
     if end == End::Add {
@@ -356,10 +389,14 @@ fn bench(
     for (j, &out) in outs.iter().enumerate() {
         if !(gate && j == 1) {
             numbers.set(&format!("out{j}"), out as u32);
-            buffers.push(Fill::Zeros(y, rows * out));
+            buffers.push(Fill::Zeros(y, tiling.splits() as usize * rows * out));
         }
         bytes += matrix_bytes(format, out, width);
-        buffers.push(Fill::Noise(Scalar::U32, matrix_bytes(format, out, width) / 4));
+        let elements = matrix_bytes(format, out, width);
+        buffers.push(match (tiling.share, format) {
+            (Share::Warpgroups { .. }, Format::Dense(scalar)) => Fill::Noise(scalar, elements / 2),
+            _ => Fill::Noise(Scalar::U32, elements / 4),
+        });
     }
     Some(Bench {
         kernel: recorded(types, &parts, end, tiling),

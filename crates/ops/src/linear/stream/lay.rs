@@ -3,15 +3,15 @@
 
 use crate::linear::{Norm, holds};
 use crate::packed::RAISED;
-use crate::sweep::{RowThreads, begin, lanes_of_both, load, require_vectors};
+use crate::sweep::{RowThreads, begin, lanes_of_both, load, require_vectors, when};
 use tile::case::{Buffer, Case, Expected, Spec, noise};
 use tile::dsl::*;
 use tile::launch::{Numbers, Requirement};
 
 /// Terms that a product of the matrix unit adds.
 const TERMS: u32 = 16;
-/// Columns of a thread.
-const PAIR: u32 = 2;
+/// Neighbouring columns that lie as pairs in two places.
+const FOUR: u32 = 4;
 /// The power of two that a row's largest element comes to, at most: sums of the matrix unit have room
 /// for more.
 const MOST: u32 = 14;
@@ -52,43 +52,99 @@ pub fn lay_rows(
     let (row, first) = (group_id(), group_id() * width);
     let (most, squares) = (Var::new(0f32.val()), Var::new(0f32.val()));
     team.sweep(width, lanes_of_both(from, Scalar::F32), |at, lanes| {
-        for &i in at {
-            let loaded = load(x, first + i, lanes);
-            let weights = norm.map_or(vec![], |norm| load(norm.weight, i, lanes));
-            let weights = weights.into_iter().map(Some).chain(std::iter::repeat(None));
-            for (v, weight) in loaded.into_iter().zip(weights) {
-                squares.set(v.fma(v, squares.get()));
-                let v = weight.map_or(v, |weight| v * weight);
-                most.set(most.get().max(v.abs()));
-            }
+        let loaded: Vec<_> = at.iter().map(|&i| load(x, first + i, lanes)).collect();
+        for (&i, loaded) in at.iter().zip(loaded) {
+            see(norm, i, loaded, most, squares);
         }
     });
-    let scale = norm.map(|norm| (group_sum(squares.get()) / width.f32() + norm.eps).rsqrt());
-    let most = group_max(most.get());
-    let most = scale.map_or(most, |scale| most * scale);
-    // Its power of two, and one over that, by their exponents; of zeros and of rows that are next to
-    // nothing the least.
-    let exponent = (most.bits::<u32>() >> 23u32).max(32u32);
-    let power = |exponent: Val<u32>| (exponent << 23u32).bits::<f32>();
-    let by = power(254u32 + MOST - exponent);
-    if thread_id() == 0u32 {
-        factors.set(row, power(exponent - (MOST + RAISED)));
+    let laying = Laying { row, width, run, norm, y, factors };
+    laying.lay(most, squares, |i, lanes| load(x, first + i, lanes));
+}
+
+/// Takes elements of a row from column `i` on into its largest one, times the weight of its norm,
+/// and into the sum of its squares, if there is a norm.
+#[track_caller]
+pub(super) fn see(
+    norm: Option<Norm>,
+    i: Val<u32>,
+    elements: Vec<Val<f32>>,
+    most: Var<f32>,
+    squares: Var<f32>,
+) {
+    let lanes = elements.len() as u8;
+    let weights = norm.map_or(vec![], |norm| load(norm.weight, i, lanes));
+    for (k, v) in elements.into_iter().enumerate() {
+        let v = weights.get(k).map_or(v, |weight| {
+            squares.set(v.fma(v, squares.get()));
+            v * *weight
+        });
+        most.set(most.get().max(v.abs()));
     }
-    // Written in order, read in two places.
-    team.sweep(width, PAIR as u8, |at, _| {
-        for &at in at {
-            let (group, place) = (at / (4 * run), at % (4 * run));
-            let (chunk, slot) = (place / TERMS, place % TERMS);
-            let lane = slot % 8u32 / 2u32;
-            let from = group * (4 * run) + lane * run + chunk * 4u32 + slot / 8u32;
-            let pair = [0u32, 2].map(|i| {
-                let v = x.get(first + (from + i));
-                let normed = norm.zip(scale);
-                normed.map_or(v, |(norm, scale)| v * scale * norm.weight.get(from + i)) * by
-            });
-            y.set_vec(first + at, &pair);
-        }
-    });
+}
+
+/// Where a threadgroup lays a row.
+pub(super) struct Laying {
+    pub(super) row: Val<u32>,
+    pub(super) width: Val<u32>,
+    pub(super) run: u32,
+    pub(super) norm: Option<Norm>,
+    pub(super) y: Out,
+    pub(super) factors: Out,
+}
+
+impl Laying {
+    /// Lays the row of which all threads have seen what [`see`] has found; `x(column, lanes)` reads
+    /// it again, each thread what it has seen itself.
+    #[track_caller]
+    pub(super) fn lay(
+        &self,
+        most: Var<f32>,
+        squares: Var<f32>,
+        x: impl Fn(Val<u32>, u8) -> Vec<Val<f32>>,
+    ) {
+        let &Laying { row, width, run, norm, y, factors } = self;
+        let root = |norm: Norm| (group_sum(squares.get()) / width.f32() + norm.eps).rsqrt();
+        let scale = norm.map(root);
+        let most = group_max(most.get());
+        let most = scale.map_or(most, |scale| most * scale);
+        // Its power of two, and one over that, by their exponents; of zeros and of rows that are
+        // next to nothing the least.
+        let exponent = (most.bits::<u32>() >> 23u32).max(32u32);
+        let power = |exponent: Val<u32>| (exponent << 23u32).bits::<f32>();
+        let by = power(254u32 + MOST - exponent);
+        when(Order::eq(thread_id(), 0u32), || {
+            factors.set(row, power(exponent - (MOST + RAISED)));
+        });
+        RowThreads::Group.sweep(width, FOUR as u8, |at, lanes| {
+            let read = |&at: &Val<u32>| {
+                let weights = norm.map_or(vec![], |norm| load(norm.weight, at, lanes));
+                (x(at, lanes), weights)
+            };
+            let loaded: Vec<_> = at.iter().map(read).collect();
+            for (&at, (elements, weights)) in at.iter().zip(loaded) {
+                let scaled = |(k, v): (usize, Val<f32>)| {
+                    let normed = scale.zip(weights.get(k));
+                    normed.map_or(v, |(scale, weight)| v * scale * *weight) * by
+                };
+                let values: Vec<Val<f32>> = elements.into_iter().enumerate().map(scaled).collect();
+                let (fours, place) = (at / (4 * run), at % (4 * run));
+                let (lane, chunk) = (place / run, place % run / FOUR);
+                let to = row * width + (fours * (4 * run) + chunk * TERMS + lane * 2u32);
+                match values[..] {
+                    // Two pairs.
+                    [a, b, c, d] => {
+                        y.set_vec(to, &[a, c]);
+                        y.set_vec(to + TERMS / 2, &[b, d]);
+                    }
+                    // Never so, since rows are whole runs.
+                    _ => {
+                        let own = place % FOUR;
+                        y.set(to + own % 2u32 * (TERMS / 2) + own / 2u32, values[0]);
+                    }
+                }
+            }
+        });
+    }
 }
 
 /// As [`lay_rows`], on the host: rows in their order and type, and factors.

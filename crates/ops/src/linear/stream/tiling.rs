@@ -45,12 +45,11 @@ pub enum Share {
     Terms,
     /// The sums of its own matrix rows, for one matrix of a pair.
     Sums,
-    /// Likewise, of 16 rows, with activations that warpgroups read: see
-    /// [`stream_warpgroups`](super::stream_warpgroups). Warpgroups have parts of each sum, if not
-    /// one for all.
+    /// Likewise, of 16 rows, with operands that warpgroups read: see
+    /// [`stream_warpgroups`](super::stream_warpgroups).
     Warpgroups {
-        /// 1, or 2 for launches that do not read pairs.
-        parts: u32,
+        /// Threadgroups that each have a part of every sum, neighbouring terms. Pairs are not split.
+        splits: u32,
     },
 }
 
@@ -73,6 +72,11 @@ pub struct Job<'a> {
     pub tuned: &'static ForStream,
 }
 
+/// Threadgroups that share a sum, at most.
+const MOST_SPLITS: u32 = 8;
+/// Steps that take as long as a threadgroup's beginning and end.
+const SPLIT: u32 = 4;
+
 /// Bytes of shared memory that each group takes for the driver.
 const OWN: u32 = 1 << 10;
 
@@ -93,7 +97,7 @@ impl Job<'_> {
 
     /// Matrix rows, of each matrix of a pair, in a block.
     fn block(&self, tiling: &StreamTiling) -> u32 {
-        EDGE * tiling.tall(self.matrices())
+        tiling.block(self.matrices())
     }
 
     /// About how long it takes: as many rounds as the busiest multiprocessor has blocks, each of so
@@ -148,39 +152,46 @@ impl StreamTiling {
         deepest(2).filter(|tiling| tiling.stages >= enough).or_else(|| deepest(1))
     }
 
-    /// For a launch by warpgroups, if its matrices are of one format that is converted and have
+    /// For a launch by warpgroups, if its matrices are of one format and, if that is converted, have
     /// whole fours of runs in a row, which [`lay_rows`](super::lay_rows) turns about. Where they
-    /// have too few rows for all multiprocessors, warpgroups share terms, which pays for `many`
-    /// rows alone. Whether it is taken, and how, does not follow from the number of activation
-    /// rows, since sums have other parts here.
+    /// have too few rows for all multiprocessors, sums are split between threadgroups, which pays
+    /// for `many` rows alone. Whether it is taken, and how, does not follow from the number of
+    /// activation rows, since sums have other parts here.
     pub fn by_warpgroups(job: &Job, width: u32, many: bool) -> Option<StreamTiling> {
         let &[format, ..] = job.formats else { return None };
         let alike = job.formats.iter().all(|other| *other == format);
         let four = 4 * format.run();
-        if !alike || format.packing().is_none() || four < ROW || !width.is_multiple_of(four) {
+        let turned = four >= ROW && width.is_multiple_of(four);
+        if !alike || (job.converts() && !turned) {
             return None;
         }
-        let of = |parts, rows, resident, stages| {
-            let share = Share::Warpgroups { parts };
+        let of = |splits, rows, resident, stages| {
+            let share = Share::Warpgroups { splits };
             StreamTiling { share, resident, tiles: 1, rows, loads: 2, stages }
         };
-        let blocks = job.out.div_ceil(job.block(&of(1, EDGE, 1, 2)));
-        let parts = match blocks >= job.processors {
+        let one = of(1, EDGE, 1, 2);
+        let blocks = job.out.div_ceil(job.block(&one));
+        let splits = match blocks >= job.processors {
             true => 1,
-            false if many && !job.pair => 2,
+            false if many && !job.pair => {
+                let steps = width.div_ceil(one.terms(format));
+                let time = |splits: &u32| {
+                    let rounds = (blocks * splits).div_ceil(2 * job.processors);
+                    rounds * (steps.div_ceil(*splits) + SPLIT) + splits
+                };
+                (1..=MOST_SPLITS).min_by_key(time)?
+            }
             false => return None,
         };
         let sizes = (1..=job.tuned.many / EDGE).rev().map(|tiles| tiles * EDGE);
-        let most = sizes.into_iter().find(|rows| of(parts, *rows, 1, 2).fits(job))?;
+        let most = sizes.into_iter().find(|rows| of(splits, *rows, 1, 2).fits(job))?;
         let turns = job.rows.div_ceil(most).max(1);
         let rows = job.rows.div_ceil(turns).next_multiple_of(EDGE).max(EDGE);
         let resident = |resident| {
             let deepest = (2..=job.tuned.stages).rev();
-            deepest.map(move |stages| of(parts, rows, resident, stages))
+            deepest.map(move |stages| of(splits, rows, resident, stages))
         };
-        // Those that share terms are too few for two on a multiprocessor.
-        let two = resident(2).filter(|_| parts == 1);
-        two.chain(resident(1)).find(|tiling| tiling.fits(job))
+        resident(2).chain(resident(1)).find(|tiling| tiling.fits(job))
     }
 
     fn fits(&self, job: &Job) -> bool {
@@ -245,20 +256,30 @@ impl StreamTiling {
         let share = match self.share {
             Share::Terms => "",
             Share::Sums => "_sums",
-            Share::Warpgroups { parts: 1 } => "_warpgroups",
-            Share::Warpgroups { .. } => "_warpgroups_terms",
+            Share::Warpgroups { .. } => "_warpgroups",
+        };
+        let splits = match self.splits() {
+            1 => String::new(),
+            splits => format!("_k{splits}"),
         };
         let resident =
             if self.resident > 1 { format!("_r{}", self.resident) } else { String::new() };
-        format!("{}x{}_l{}_s{}{resident}{share}", self.tiles, self.rows, self.loads, self.stages)
+        format!(
+            "{}x{}_l{}_s{}{resident}{share}{splits}",
+            self.tiles, self.rows, self.loads, self.stages
+        )
+    }
+
+    /// Matrix rows of a block, of each of so many matrices.
+    pub fn block(&self, matrices: u32) -> u32 {
+        EDGE * self.tall(matrices)
     }
 
     /// Tiles of 16 matrix rows of a block, of each matrix.
     pub(super) fn tall(&self, matrices: u32) -> u32 {
         match self.share {
             Share::Terms => self.tiles,
-            Share::Sums => self.tiles * (SIMDS / matrices),
-            Share::Warpgroups { parts } => self.tiles * (SIMDS / (matrices * parts)),
+            Share::Sums | Share::Warpgroups { .. } => self.tiles * (SIMDS / matrices),
         }
     }
 
@@ -270,19 +291,28 @@ impl StreamTiling {
         }
     }
 
-    /// Parts of a sum.
+    /// Parts of a sum that a threadgroup computes.
     pub(super) fn parts(&self) -> u32 {
         match self.share {
             Share::Terms | Share::Sums => PARTS,
-            Share::Warpgroups { parts } => parts,
+            Share::Warpgroups { .. } => 1,
         }
     }
 
-    /// Elements of a stage that warpgroups read: the terms of all parts.
+    /// Threadgroups that have a part of each sum.
+    pub fn splits(&self) -> u32 {
+        match self.share {
+            Share::Terms | Share::Sums => 1,
+            Share::Warpgroups { splits } => splits,
+        }
+    }
+
+    /// Elements of a stage that warpgroups read: activations, and behind them 16-bit weights.
     pub(super) fn laid(&self, format: Format) -> u32 {
+        let weights = if format.packing().is_none() { EDGE * SIMDS } else { 0 };
         match self.share {
             Share::Terms | Share::Sums => 0,
-            Share::Warpgroups { parts } => self.rows * self.terms(format) * parts,
+            Share::Warpgroups { .. } => (self.rows + weights) * self.terms(format),
         }
     }
 
@@ -305,6 +335,7 @@ impl StreamTiling {
         let all = self.activations(format) + halves * format.copied();
         match self.share {
             Share::Terms => SIMDS * all,
+            Share::Warpgroups { .. } if format.packing().is_none() => 0,
             Share::Sums | Share::Warpgroups { .. } => all,
         }
     }
