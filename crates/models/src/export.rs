@@ -16,6 +16,7 @@ use crate::rope::{Rotation, Scaling};
 use crate::{
     Architecture, Config, ReadOptions, apertus, deci, falcon, gemma3n, gemma4, granite_swa, hybrid,
     kimi_linear, laguna, latent, lfm2, mamba, mimo_v2, minicpm, nets, openelm, qwen, scaling,
+    step3p5,
 };
 use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, ErrorKind, Result, Source, Tensors};
@@ -103,6 +104,7 @@ const LISTED: &[&str] = &[
     "mellum",
     "muse_glimmer",
     "olmo3",
+    "step3p5",
 ];
 
 /// Architectures for which GGUF says that the rotation is not stretched, by their names in
@@ -260,6 +262,7 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     heads.extend(kimi_linear::metadata(config, held));
     heads.extend(gemma4::metadata(&files)?);
     heads.extend(gemma3n::metadata(&files)?);
+    heads.extend(step3p5::metadata(&files, config, held)?);
     metadata.retain(|(key, _)| {
         let own = |own: &str| *key == format!("{}.{own}", architecture.gguf);
         // Readers take MiniCPM 3's factors for granted.
@@ -277,7 +280,11 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     let groups = mamba::groups(&files)?;
     let mut weights = weights(config, held, [count, tiled.unwrap_or(0), groups]);
     laguna::gates(&files, config, &mut weights)?;
-    let rotated = match (gemma4::tensors(&files)?, &config.rope) {
+    let own = match gemma4::tensors(&files)? {
+        Some(tensors) => Some(tensors),
+        None => step3p5::rotation(&files, config, &mut metadata)?,
+    };
+    let rotated = match (own, &config.rope) {
         (Some(tensors), _) => tensors,
         (None, Some(_)) => rotation(&files, config, &mut metadata)?,
         (None, None) => Vec::new(),

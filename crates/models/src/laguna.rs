@@ -161,12 +161,13 @@ pub(crate) fn metadata(
     Ok(Some((HEADS.1, MetadataValue::Array(MetadataArray::I32(heads)))))
 }
 
-/// Gates as the folder stores them, in the place of those with a row for each element.
+/// Gates as the folder stores them, in the place of those with a row for each element; of Step 3.5,
+/// too.
 ///
 /// # Errors
 /// Tensors that cannot be found.
 pub(crate) fn gates(files: &Files<'_>, config: &Config, weights: &mut [Exported]) -> Result<()> {
-    if config.architecture.name != ARCHITECTURE.name {
+    if ![ARCHITECTURE.name, "step3p5"].contains(&config.architecture.name) {
         return Ok(());
     }
     for i in 0..config.layers {

@@ -12,9 +12,13 @@ use crate::rope::{Rotation, Scaling};
 use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Opened, decoder, experts, gemma2, lfm3, llama, qwen3, scaling, windows};
 use formats::Result;
+use formats::gguf::MetadataValue;
 use nn::{AttentionOptions, Bias, Gate, MixtureOfExperts, Mlp, Pairing, QkNorm, Unary, Weights};
 
 mod lists;
+mod written;
+
+pub(crate) use written::{metadata, rotation};
 
 const NAMES: &[Row] = &[
     ("blocks.{}.attention.gate", "model.layers.{}.self_attn.g_proj", "blk.{}.attn_gate"),
@@ -120,8 +124,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         false => raw.windows = lists::windows(files, layers)?,
     }
     let heads = lists::heads(files, &raw, all.value)?;
-    let limits = ["swiglu_limits", "swiglu_limits_shared"];
-    let limits = limits.map(|key| lists::limits(files, key, layers));
+    let limits = lists::LIMITS.map(|(key, _)| lists::limits(files, key, layers));
     let [of_experts, of_others] = limits;
     let (of_experts, of_others) = (of_experts?, of_others?);
     let dense = lists::dense(files, layers)?;
@@ -138,6 +141,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let local = local.rope(config.head_dim, &width, Pairing::Half, context)?;
     let options = experts::read(files, config.hidden, config.feed_forward)?;
     let options = limited(files, options, true, 1.0)?;
+    let normalised = Some(MetadataValue::Bool(options.routing.normalised));
+    keys.state(Key("norm_topk_prob", "expert_weights_norm"), normalised);
     const SHARED: Key = Key("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
     let shared = keys.size(SHARED)?.map_or(Ok(options.feed_forward), |n| n.within(1..=1 << 24))?;
     let of_layers = heads.clone();

@@ -103,7 +103,6 @@ fn folders_compute_the_same_as_files() {
         "qwen3-moe-all",
         "sarvam_moe",
         "starcoder2-window",
-        "step",
         "vaultgemma",
         "xglm",
         "zamba2",

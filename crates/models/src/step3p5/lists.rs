@@ -11,8 +11,12 @@ use serde_json::Value;
 
 /// Numbers that GGUF lists by layer, and the base of the rotation, which folders list.
 pub(super) const BY_LAYER: &[&str] = &[HEADS, GROUPS, "rope_theta"];
-const HEADS: &str = "attention.head_count";
-const GROUPS: &str = "attention.head_count_kv";
+pub(super) const HEADS: &str = "attention.head_count";
+pub(super) const GROUPS: &str = "attention.head_count_kv";
+
+/// The bounds of experts and of other feed-forwards, by their names in both forms.
+pub(super) const LIMITS: [(&str, &str); 2] =
+    [("swiglu_limits", "swiglu_clamp_exp"), ("swiglu_limits_shared", "swiglu_clamp_shexp")];
 
 /// The first `layers` entries of the list under `key`, if there is one.
 fn list<'a>(files: &Files<'a>, key: &'static str, layers: usize) -> Result<Option<&'a [Value]>> {
@@ -109,7 +113,7 @@ pub(super) fn limits(
     layers: usize,
 ) -> Result<Vec<Option<f32>>> {
     let keys = &files.keys;
-    let gguf = if key == "swiglu_limits" { "swiglu_clamp_exp" } else { "swiglu_clamp_shexp" };
+    let gguf = LIMITS.iter().find(|(name, _)| *name == key).map_or("", |(_, gguf)| gguf);
     let named = Key(key, gguf);
     let found: Option<Vec<f32>> = match keys.dialect() {
         Dialect::Gguf => keys.gguf_numbers(named)?,
