@@ -88,6 +88,9 @@ CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear
          Case("apertus"), Case("gemma4-moe", targets=ATTENTION), Case("llama4-chunks", targets=ATTENTION),
          # State spaces beside attention, normed by groups or not at all; PEFT changes no `out_proj` of theirs.
          *(Case(name, targets=ATTENTION + ["in_proj"]) for name in ("granite4-hybrid", "nemotron-h", "falcon-h1")),
+         # The first Mamba's, which read the weight of `dt_proj` past its module.
+         Case("mamba", targets=["in_proj", "x_proj"]), Case("falcon-mamba", targets=["in_proj", "x_proj"]),
+         Case("jamba", targets=ATTENTION + ["in_proj", "x_proj"]),
          # Streams; the matrices that predict and correct them have no factors.
          Case("gemma3n", targets=GATED + ["per_layer_input_gate", "per_layer_projection", "linear_left", "linear_right"]),
          Case("llama3", dora=True), Case("qwen2", dora=True), Case("phi3", dora=True, lengths=(19, 18)),
@@ -99,7 +102,7 @@ CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear
          # Weights that files keep otherwise than models multiply with them: q, k and v in one matrix, by turns of heads or behind each
          # other, all matrices turned, rates as logarithms, taps of convolutions with an axis of one; the numbers
          # of a function; zeros behind the columns of streams.
-         *(Case(name, only_full=True) for name in ("gemma3n", "stablelm-12b", "persimmon", "bloom", "falcon", "falcon-new", "gpt-neox", "gpt2", "lfm2", "qwen3.5-shared", "apertus", "mamba2")),
+         *(Case(name, only_full=True) for name in ("gemma3n", "stablelm-12b", "persimmon", "bloom", "falcon", "falcon-new", "gpt-neox", "gpt2", "lfm2", "qwen3.5-shared", "apertus", "mamba2", "mamba", "falcon-mamba", "jamba")),
          *(Case(name, only_full=True, single=True) for name in ("olmo_hybrid", "kimi_linear", "bailing_hybrid")),
          Case("phi3", only_full=True, lengths=(19, 18)), Case("internlm2", only_full=True, disguise="internlm2"),
          # Experts' own matrices: one by one in files, or all experts' in one tensor, with biases, beside experts that all tokens go through.

@@ -18,7 +18,7 @@
 //! fewer multiplications at these sizes (a state of 128 by 64, chunks of 64 rows), and its bits
 //! follow from where a chunk begins.
 
-use crate::delta::{SOFTPLUS_LINEAR, get, put};
+use crate::delta::{Reversed, SOFTPLUS_LINEAR, get, put};
 use crate::isa::Isa;
 use crate::math::exp;
 use crate::math::lanes::{Lanes, dispatch};
@@ -365,6 +365,116 @@ unsafe fn element<L: Lanes, const R: usize, const V: usize, const BY_ELEMENT: bo
                 y[r][v][sum] = new.fma(L::splat(c), y[r][v][sum]);
             }
             put(new, at, width);
+        }
+    }
+}
+
+/// Where the gradients of a row go, of a head whose elements decay at rates of their own.
+pub struct RowSlopes<'a> {
+    /// Of `x`, `[head_dim]`.
+    pub x: &'a mut [f32],
+    /// Of the steps, `[head_dim]`.
+    pub step: &'a mut [f32],
+    /// Of `B`, `[state]`.
+    pub b: &'a mut [f32],
+    /// Of `C`, `[state]`.
+    pub c: &'a mut [f32],
+    /// What is added to those of the decay rates, `[state, head_dim]`.
+    pub decay: &'a mut [f32],
+    /// What is added to those of `skip`, `[head_dim]`.
+    pub skip: &'a mut [f32],
+}
+
+/// Carries the gradient of the matrix of a head whose elements decay at rates of their own from
+/// behind a row to the front of it, and gives those of the row's inputs; `dy` is the gradient of its
+/// output.
+///
+/// ```text
+/// D += C dy,  dC = h' dy,  dB = D (step x),  du = B D,  dg = D h,  D = g D
+/// dx = step du + skip dy,  dstep = x du + sum of dg g decay
+/// ddecay += dg g step,  dskip += x dy
+/// ```
+///
+/// # Safety
+/// The matrices are `[state, head_dim]`; no other thread accesses the gradient.
+///
+/// # Panics
+/// If the head decays otherwise, the row does not exist, or operands are of other lengths.
+pub unsafe fn backward(
+    isa: Isa,
+    head: &Head<'_>,
+    row: usize,
+    matrices: Reversed,
+    dy: &[f32],
+    to: RowSlopes<'_>,
+) {
+    let (state, head_dim) = (head.state, head.head_dim);
+    let RowSlopes { x, step, b, c, decay, skip } = &to;
+    assert!(
+        head.has(row + 1)
+            && matches!(head.rates, Rates::ByElement { .. })
+            && [dy, &**x, &**step, &**skip].iter().all(|x| x.len() == head_dim)
+            && b.len() == state
+            && c.len() == state
+            && decay.len() == state * head_dim,
+        "selective scan: gradients of a head's row"
+    );
+    // SAFETY: the row exists; the rest is the caller's promise.
+    unsafe {
+        dispatch!(isa, backward_kernel(head: &Head<'_>, row: usize, matrices: Reversed, dy: &[f32], to: RowSlopes<'_>));
+    }
+}
+
+/// # Safety
+/// As [`backward`], whose checks hold.
+#[inline(always)]
+unsafe fn backward_kernel<L: Lanes>(
+    head: &Head<'_>,
+    row: usize,
+    matrices: Reversed,
+    dy: &[f32],
+    to: RowSlopes<'_>,
+) {
+    let Rates::ByElement { decay, skip, .. } = head.rates else { return };
+    let Step { x, b, c, steps, .. } = Step::of(head, row);
+    let (n, zero) = (head.head_dim, L::splat(0.0));
+    let Reversed { before, after, slopes } = matrices;
+    let columns = || (0..n).step_by(L::N).map(|j| (j, L::N.min(n - j)));
+    // The sums over the state come first to where the gradients of `x` and of the steps will be.
+    to.x.fill(0.0);
+    to.step.fill(0.0);
+    let (of_written, of_step) = (to.x.as_mut_ptr(), to.step.as_mut_ptr());
+    // SAFETY: columns are below `n`, rows of matrices below `state`, by the checks of `backward`.
+    unsafe {
+        for i in 0..head.state {
+            let (own_b, own_c) = (L::splat(b[i]), L::splat(c[i]));
+            let (mut of_b, mut of_c) = (zero, zero);
+            for (j, width) in columns() {
+                let at = i * n + j;
+                let read = |p: *const f32| get::<L>(p, width);
+                let (step, dy) = (read(steps.as_ptr().add(j)), read(dy.as_ptr().add(j)));
+                let slope = dy.fma(own_c, read(slopes.add(at)));
+                of_c = read(after.add(at)).fma(dy, of_c);
+                of_b = slope.fma(step.mul(read(x.as_ptr().add(j))), of_b);
+                put(slope.fma(own_b, read(of_written.add(j))), of_written.add(j), width);
+                let rate = read(decay.as_ptr().add(at));
+                let kept = slope.mul(exp(rate.mul(step)));
+                let of_power = kept.mul(read(before.add(at)));
+                put(of_power.fma(rate, read(of_step.add(j))), of_step.add(j), width);
+                let sum = to.decay.as_mut_ptr().add(at);
+                put(of_power.fma(step, read(sum)), sum, width);
+                put(kept, slopes.add(at), width);
+            }
+            (to.b[i], to.c[i]) = (of_b.sum(), of_c.sum());
+        }
+        for (j, width) in columns() {
+            let read = |p: *const f32| get::<L>(p.add(j), width);
+            let (x, step, dy) = (read(x.as_ptr()), read(steps.as_ptr()), read(dy.as_ptr()));
+            let (written, by_decay) = (read(of_written), read(of_step));
+            put(step.fma(written, read(skip.as_ptr()).mul(dy)), of_written.add(j), width);
+            put(x.fma(written, by_decay), of_step.add(j), width);
+            let sum = to.skip.as_mut_ptr();
+            put(x.fma(dy, read(sum)), sum.add(j), width);
         }
     }
 }

@@ -32,6 +32,7 @@ pub fn all() -> Vec<Spec> {
         crate::gradient::products::KERNELS,
         crate::gradient::rows::KERNELS,
         crate::gradient::scan::cases::KERNELS,
+        crate::gradient::scan::by_element::cases::KERNELS,
         crate::gradient::xielu::KERNELS,
         crate::group_limit::KERNELS,
         crate::indexer::kernels::KERNELS,

@@ -86,7 +86,7 @@ impl SelectiveScan {
     }
 
     /// The names and widths of its inputs.
-    fn inputs(&self) -> Vec<(&'static str, usize)> {
+    pub(crate) fn inputs(&self) -> Vec<(&'static str, usize)> {
         let (inner, each) = (self.heads * self.head_dim, self.groups * self.state);
         match self.by_element {
             true => vec![("x", inner), ("step", inner), ("b", each), ("c", each)],
@@ -95,7 +95,7 @@ impl SelectiveScan {
     }
 
     /// The names and lengths of its weights.
-    fn weights(&self) -> Vec<(&'static str, usize)> {
+    pub(crate) fn weights(&self) -> Vec<(&'static str, usize)> {
         match self.by_element {
             true => vec![("decay", self.elements()), ("skip", self.heads * self.head_dim)],
             false => ["decay", "bias", "skip"].map(|name| (name, self.heads)).to_vec(),

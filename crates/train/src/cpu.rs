@@ -9,6 +9,7 @@ mod experts;
 mod gemm;
 mod losses;
 mod products;
+mod scans;
 mod states;
 mod tiles;
 pub(crate) mod vectorised;

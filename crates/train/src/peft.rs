@@ -79,8 +79,8 @@ fn block(name: &str) -> Option<usize> {
 /// module's, with all others of their modules; if none are named, the matrices of the blocks, or in
 /// models with experts those that are not of feed-forwards, as far as Hugging Face's model has
 /// modules for them. Routers are excluded, since PEFT adapts linear layers alone, and so are the
-/// last matrices of state spaces, those that predict and correct streams, and gates of which PEFT
-/// has no factors. Where the last blocks alone are wanted, all others have none.
+/// last matrices of state spaces, those that make steps of narrow rows, those that predict and
+/// correct streams, and gates of which PEFT has no factors. Where the last blocks alone are wanted, all others have none.
 ///
 /// # Errors
 /// A name that no matrix has, listing the names of the blocks; the head; one of a matrix that
@@ -110,7 +110,12 @@ pub(crate) fn modules(base: &Base<'_>, options: &LoraOptions) -> Result<Vec<(Sit
     without.extend(base.config.architecture.hides_gates().then_some(".attention.gate"));
     let adapted = |site: &Site| !without.iter().any(|end| site.name.ends_with(end));
     let sites = sites.filter(|site| matrix(site) && adapted(site));
-    let sites: Vec<(Site, Option<Module>)> = sites.map(|s| (s.clone(), module(base, &s))).collect();
+    // Nor is that called which makes the steps of the first Mamba's, but its weight read.
+    let called = |(_, module): &(Site, Option<Module>)| {
+        !module.as_ref().is_some_and(|module| ends(&module.name, "dt_proj"))
+    };
+    let sites = sites.map(|site| (site.clone(), module(base, &site))).filter(called);
+    let sites: Vec<(Site, Option<Module>)> = sites.collect();
     let named = |(site, module): &(Site, Option<Module>), end: &str| {
         ends(&site.name, end) || module.as_ref().is_some_and(|module| ends(&module.name, end))
     };

@@ -57,13 +57,21 @@ impl PackedForm {
                 return Err(Error::new(op, expected, len).of(ErrorKind::Unsupported));
             }
         }
-        let [key_dim, value_dim] = sizes.map(|(_, len)| len);
+        Ok(PackedForm::of_sizes(sizes.map(|(_, len)| len), width, turned))
+    }
+
+    /// The same for keys and values of any numbers of elements.
+    pub(super) fn of_sizes(
+        [key_dim, value_dim]: [usize; 2],
+        width: usize,
+        turned: bool,
+    ) -> PackedForm {
         let (shared, own) = if turned { (value_dim, key_dim) } else { (key_dim, value_dim) };
         let fours = shared.is_multiple_of(4 * KEY_LANES as usize) && width.is_multiple_of(4);
         let pairs = own.is_multiple_of(2) && width.is_multiple_of(2);
         let wide = if pairs { 2 } else { 1 };
         let several = own.is_multiple_of(4 * COLUMN_LANES as usize * wide);
-        Ok(PackedForm {
+        PackedForm {
             key_dim: key_dim as u32,
             value_dim: value_dim as u32,
             turned,
@@ -73,7 +81,7 @@ impl PackedForm {
             tiled: false,
             doubled: false,
             by_element: false,
-        })
+        }
     }
 
     /// A lane's share of a row or column.
@@ -87,7 +95,7 @@ impl PackedForm {
     }
 
     /// Rows or columns of a threadgroup.
-    fn group(self) -> u32 {
+    pub(super) fn group(self) -> u32 {
         self.simds * COLUMN_LANES * u32::from(self.wide)
     }
 
@@ -96,11 +104,15 @@ impl PackedForm {
         self.share().own() * u32::from(self.wide)
     }
 
+    /// Threadgroups that have a whole matrix together.
+    pub(super) fn groups(self) -> u32 {
+        self.breadth().div_ceil(self.group())
+    }
+
     /// States the launch, with these many threadgroups along the other axes.
     pub(super) fn launch(self, others: [Extent; 2]) {
-        let groups = fixed(self.breadth().div_ceil(self.group()));
         let [second, last] = others;
-        launch(Mode::Row, [groups, second, last], 32 * self.simds);
+        launch(Mode::Row, [fixed(self.groups()), second, last], 32 * self.simds);
     }
 
     /// Elements of a row of values for each head of every row.
@@ -153,7 +165,7 @@ impl Lane {
 
     /// Whether its columns or rows are there; none if all lanes' are.
     #[track_caller]
-    fn exists(&self) -> Option<Val<bool>> {
+    pub(super) fn exists(&self) -> Option<Val<bool>> {
         let whole = self.form.breadth().is_multiple_of(self.form.group());
         (!whole).then(|| Order::lt(self.first, self.form.breadth()))
     }
@@ -219,7 +231,7 @@ impl Lane {
 
     /// Reads its part of a block's matrix.
     #[track_caller]
-    pub(super) fn take_up(&self, matrix: Regs, from: In, block: Val<u32>) {
+    pub(super) fn take_up(&self, matrix: Regs, from: impl Elements<f32>, block: Val<u32>) {
         self.places(block, |at, registers| {
             let values = load(from, at, registers.len() as u8);
             registers.iter().zip(values).for_each(|(&i, value)| matrix.set(i, value));
@@ -228,7 +240,7 @@ impl Lane {
 
     /// Writes its part of a block's matrix.
     #[track_caller]
-    pub(super) fn leave(&self, matrix: Regs, to: Out, block: Val<u32>) {
+    pub(super) fn leave(&self, matrix: Regs, to: impl Elements<f32>, block: Val<u32>) {
         self.places(block, |at, registers| {
             let values: Vec<Val<f32>> = registers.iter().map(|&i| matrix.get(i)).collect();
             to.set_vec(at, &values);

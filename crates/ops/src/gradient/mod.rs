@@ -289,9 +289,10 @@ gradients! {
     PackedDelta,
     /// `qkv, a, b, dy; (decay, dt) -> dqkv, da, db, (ddecay, ddt)`.
     DeltaBackward,
-    /// `xbc, dt; decay, bias, skip -> y`: a state space over the rows of each packed sequence.
+    /// `xbc, dt; decay, bias, skip -> y`, or `x, step, b, c; decay, skip -> y`: a state space over
+    /// the rows of each packed sequence.
     PackedScan,
-    /// `xbc, dt, dy; decay, bias, skip -> dxbc, ddt, ddecay, dbias, dskip`.
+    /// `xbc, dt, dy; decay, bias, skip -> (a gradient of each other operand)`, or of the other form.
     ScanBackward,
     /// `gate, x, dy; weight -> dgate, dx, (dweight)`.
     GatedNormBackward,
@@ -353,7 +354,7 @@ gradients! {
     AttendTangent,
     /// `qkv, a, b, dqkv, da, db; (decay, dt), (ddecay, ddt) -> dy`.
     DeltaTangent,
-    /// `xbc, dt, dxbc, ddt; decay, bias, skip, (ddecay, dbias, dskip) -> dy`.
+    /// `xbc, dt, dxbc, ddt; decay, bias, skip, (ddecay, dbias, dskip) -> dy`, or of the other form.
     ScanTangent,
     /// `gate, x, dgate, dx; weight, (dweight) -> dy`.
     GatedNormTangent,
@@ -485,6 +486,23 @@ mod tests {
                 let found = run(&ScanBackward(of), &all, &weights);
                 by_rows(&of, &all, &weights, &found);
                 found
+            });
+        }
+    }
+
+    #[test]
+    fn state_spaces_that_decay_by_element_against_differences() {
+        for (heads, groups, head_dim, state) in [(1, 1, 1, 1), (1, 1, 5, 4), (4, 2, 3, 2)] {
+            let sizes = [heads, groups, head_dim, state];
+            let of = SelectiveScan { by_element: true, ..SelectiveScan::new(sizes) };
+            let rows = FIRST.len();
+            let (inner, each) = (heads * head_dim, groups * state);
+            let mut inputs = [(1, inner), (2, inner), (3, each), (4, each)]
+                .map(|(seed, width)| noise(seed, rows * width));
+            inputs[1].iter_mut().for_each(|step| *step = step.abs() + 0.1);
+            let weights = [noise(5, inner * state), noise(6, inner)];
+            prove(&PackedScan(of), &inputs, &weights, |dy| {
+                run(&ScanBackward(of), &[inputs.as_slice(), &[dy.to_vec()]].concat(), &weights)
             });
         }
     }

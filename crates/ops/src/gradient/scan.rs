@@ -9,7 +9,10 @@
 //! D += C dy,  dC = h' dy,  dB = D u,  du = B D,  dg = <D, h>,  D = g D
 //! dx = step du + skip dy,  dstep = <du, x> + dg g decay,  ddecay = dg g step,  dskip = <x, dy>
 //! ```
+//!
+//! Where each element decays at a rate of its own, see [`by_element`].
 
+pub mod by_element;
 pub mod kernels;
 
 pub(crate) mod cases;
@@ -21,15 +24,18 @@ use formats::{Error, ErrorKind, Result};
 use std::ops::Range;
 
 /// `xbc[tokens, width], dt[tokens, heads]; decay[heads], bias[heads], skip[heads] ->
-/// y[tokens, heads * head_dim]`.
+/// y[tokens, heads * head_dim]`; or the operands of [`SelectiveScan`] where each element decays at a
+/// rate of its own.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PackedScan(pub SelectiveScan);
 
-/// `xbc, dt, dy; decay, bias, skip -> dxbc, ddt, ddecay, dbias, dskip`.
+/// `xbc, dt, dy; decay, bias, skip -> dxbc, ddt, ddecay, dbias, dskip`; or
+/// `x, step, b, c, dy; decay, skip -> dx, dstep, db, dc, ddecay, dskip`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScanBackward(pub SelectiveScan);
 
-/// `xbc, dt, dxbc, ddt; decay, bias, skip, (ddecay, dbias, dskip) -> dy`.
+/// `xbc, dt, dxbc, ddt; decay, bias, skip, (ddecay, dbias, dskip) -> dy`; or
+/// `x, step, b, c, dx, dstep, db, dc; decay, skip, (ddecay, dskip) -> dy`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScanTangent(pub SelectiveScan);
 
@@ -207,6 +213,9 @@ impl Operation for PackedScan {
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
         let of = &self.0;
+        if of.by_element {
+            return by_element::output(of, call);
+        }
         let (width, mut y) = (of.heads * of.head_dim, vec![0f32; call.outputs[0].len()]);
         for h in 0..of.heads {
             let weights = weights_of(call);
@@ -233,10 +242,13 @@ impl Operation for PackedScan {
 
     fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
         let Some(dy) = at.cotangent(0) else { return Ok(()) };
-        let operands = [at.input(0), at.input(1), dy];
-        let found = at.record(Op::from(ScanBackward(self.0)), &operands, &[0, 1, 2])?;
-        let inputs = [0, 1].map(Wrt::Input).into_iter();
-        for (of, cotangent) in inputs.chain([0, 1, 2].map(Wrt::Weight)).zip(found) {
+        let (inputs, weights) = (0..self.0.inputs().len(), 0..self.0.weights().len());
+        let mut operands: Vec<RuleValue> = inputs.clone().map(|i| at.input(i)).collect();
+        operands.push(dy);
+        let own: Vec<usize> = weights.clone().collect();
+        let found = at.record(Op::from(ScanBackward(self.0)), &operands, &own)?;
+        let each = inputs.map(Wrt::Input).chain(weights.map(Wrt::Weight));
+        for (of, cotangent) in each.zip(found) {
             if at.wants(of) {
                 at.give(of, cotangent)?;
             }
@@ -245,21 +257,22 @@ impl Operation for PackedScan {
     }
 
     fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
-        let mut operands: Vec<RuleValue> = (0..2).map(|i| at.input(i)).collect();
-        for i in 0..2 {
+        let (inputs, weights) = (self.0.inputs().len(), self.0.weights().len());
+        let mut operands: Vec<RuleValue> = (0..inputs).map(|i| at.input(i)).collect();
+        for i in 0..inputs {
             let (x, tangent) = (at.input(i), at.tangent(i));
             operands.push(match tangent {
                 Some(tangent) => tangent,
                 None => zeros(at, x)?,
             });
         }
-        let tangents: Vec<usize> = (0..3).filter_map(|i| at.weight_tangent(i)).collect();
-        if ![0, 3].contains(&tangents.len()) {
+        let tangents: Vec<usize> = (0..weights).filter_map(|i| at.weight_tangent(i)).collect();
+        if ![0, weights].contains(&tangents.len()) {
             let expected = "tangents of all of its weights";
             let error = Error::new(self.name(), expected, tangents.len());
             return Err(error.of(ErrorKind::Unsupported));
         }
-        let weights = [&[0, 1, 2], tangents.as_slice()].concat();
+        let weights: Vec<usize> = (0..weights).chain(tangents).collect();
         let dy = one(at, ScanTangent(self.0), &operands, &weights)?;
         at.add(0, dy)
     }
@@ -271,15 +284,19 @@ impl Operation for ScanBackward {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity(self.name(), inputs, 3, weights, &[3])?;
-        let y = self.0.infer(&inputs[..2], weights)?;
-        expect(self.name(), "width of dy", &[inputs[2].width], &[y[0].width])?;
-        let vector = Shape { rows: Rows::Fixed(1), width: self.0.heads };
-        Ok(inputs[..2].iter().copied().chain([vector; 3]).collect())
+        let (read, held) = (self.0.inputs().len(), self.0.weights());
+        arity(self.name(), inputs, read + 1, weights, &[held.len()])?;
+        let y = self.0.infer(&inputs[..read], weights)?;
+        expect(self.name(), "width of dy", &[inputs[read].width], &[y[0].width])?;
+        let vector = |(_, width)| Shape { rows: Rows::Fixed(1), width };
+        Ok(inputs[..read].iter().copied().chain(held.into_iter().map(vector)).collect())
     }
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
         let of = &self.0;
+        if of.by_element {
+            return by_element::backward(of, call);
+        }
         let (width, n) = (of.width(), of.head_dim);
         let first = call.packed.first;
         let mut sums: Vec<Vec<f64>> =
@@ -335,13 +352,17 @@ impl Operation for ScanTangent {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity(self.name(), inputs, 4, weights, &[3, 6])?;
+        let (read, held) = (self.0.inputs().len(), self.0.weights().len());
+        arity(self.name(), inputs, 2 * read, weights, &[held, 2 * held])?;
         same_widths(self.name(), inputs)?;
-        self.0.infer(&inputs[..2], &weights[..3])
+        self.0.infer(&inputs[..read], &weights[..held])
     }
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
         let of = &self.0;
+        if of.by_element {
+            return by_element::tangent(of, call);
+        }
         let (width, n) = (of.width(), of.head_dim);
         let mut y = vec![0f32; call.outputs[0].len()];
         for h in 0..of.heads {

@@ -323,7 +323,11 @@ impl<'a> Run<'a> {
             Gradient::ConvBackward(of) => self.convolve_backward(of, node),
             Gradient::PackedDelta(of) => self.delta(&of.0, node),
             Gradient::DeltaBackward(of) => self.delta_backward(&of.0, node),
+            Gradient::PackedScan(of) if of.0.by_element => self.scan_by_element(&of.0, node),
             Gradient::PackedScan(of) => self.scan(&of.0, node),
+            Gradient::ScanBackward(of) if of.0.by_element => {
+                self.scan_backward_by_element(&of.0, node);
+            }
             Gradient::ScanBackward(of) => self.scan_backward(&of.0, node),
             Gradient::GatedNormBackward(of) => self.gated_norm_backward(of, node),
             Gradient::CrossEntropy(of) => return self.losses(of, node),

@@ -21,7 +21,7 @@ fn value(program: &mut Program, shape: Shape) -> ValueId {
 /// before [`program::fuse`].
 ///
 /// # Errors
-/// Attention to a cache that nothing wrote; a scan of a form that has no gradient.
+/// Attention to a cache that nothing wrote.
 pub fn pack(program: &Program) -> Result<Program> {
     let mut packed =
         Program { nodes: Vec::new(), layers: Vec::new(), traces: Vec::new(), ..program.clone() };
@@ -56,11 +56,6 @@ pub fn pack(program: &Program) -> Result<Program> {
             Op::DeltaNet(net) => {
                 let op = Op::from(PackedDelta(DeltaNet { layer: 0, start: 0, ..*net }));
                 packed.nodes.push(Node { op, ..node.clone() });
-            }
-            Op::SelectiveScan(scan) if scan.by_element => {
-                let found = "one that forgets each element at a rate of its own";
-                let error = Error::new("selective_scan", "a scan that can be trained", found);
-                return Err(error.of(ErrorKind::Unsupported));
             }
             Op::SelectiveScan(scan) => {
                 let op = Op::from(PackedScan(SelectiveScan { layer: 0, start: 0, ..*scan }));

@@ -1,5 +1,7 @@
 //! State spaces in training: the arrays between their kernels, and the launches.
 
+mod by_element;
+
 use formats::{Hint, Result, Setting};
 use ops::gradient::scan::kernels::{
     form, numbers, packed_scan, scan_decays, scan_inputs, scan_rates, scan_shared, scan_slopes,
@@ -66,6 +68,10 @@ fn up_to(array: Array, of: &SelectiveScan, tokens: usize) -> impl Iterator<Item 
 /// Bytes of the arrays of a node.
 pub(super) fn bytes(node: &Node, counts: Counts) -> usize {
     let (of, last) = match &node.op {
+        Op::Gradient(Gradient::PackedScan(of)) if of.0.by_element => return 0,
+        Op::Gradient(Gradient::ScanBackward(of)) if of.0.by_element => {
+            return by_element::bytes(&of.0, counts);
+        }
         Op::Gradient(Gradient::PackedScan(of)) => (of.0, Array::Rates),
         Op::Gradient(Gradient::ScanBackward(of)) => (of.0, Array::OfSkips),
         _ => return 0,
@@ -76,6 +82,9 @@ pub(super) fn bytes(node: &Node, counts: Counts) -> usize {
 /// Refuses states and heads that do not fit a simdgroup's registers.
 pub(super) fn check(of: &SelectiveScan) -> Result<()> {
     let refused = |error: formats::Error| error.hint(Hint::set(Setting::Place, "cpu"));
+    if of.by_element {
+        return by_element::check(of).map_err(refused);
+    }
     form(of, false).map(|_| ()).map_err(refused)
 }
 
@@ -113,6 +122,9 @@ impl Recorder<'_> {
     }
 
     pub(super) fn scan(&mut self, of: &SelectiveScan, node: &Node) -> Result<()> {
+        if of.by_element {
+            return self.scan_by_element(of, node);
+        }
         let (numbers, scalar) = (self.scan_numbers(of), self.of.scalar);
         let mut all = self.scan_operands(of, node, Array::Rates);
         all.push(("y", self.value(node.outputs[0]).slot()));
@@ -121,6 +133,9 @@ impl Recorder<'_> {
     }
 
     pub(super) fn scan_backward(&mut self, of: &SelectiveScan, node: &Node) -> Result<()> {
+        if of.by_element {
+            return self.scan_backward_by_element(of, node);
+        }
         let (numbers, scalar) = (self.scan_numbers(of), self.of.scalar);
         let (columns, rows) = (form(of, false)?, form(of, true)?);
         let mut all = self.scan_operands(of, node, Array::OfSkips);

@@ -169,6 +169,10 @@ cases! {
     full_lfm2_rounded full "lfm2-full" "sim" BF16 0.2,
     full_llama3 full "llama3" "sim" F32 1e-4,
     full_llama4_chunks full "llama4-chunks-full" "sim" F32 1e-4,
+    full_falcon_mamba full "falcon-mamba-full" "sim" F32 1e-4,
+    full_falcon_mamba_rounded full "falcon-mamba-full" "sim" BF16 0.2,
+    full_falcon_mamba_in_metals_text full "falcon-mamba-full" "sim-metal" F32 1e-4,
+    full_jamba full "jamba-full" "sim" F32 1e-4,
     full_mamba2 full "mamba2-full" "sim" F32 1e-4,
     full_mamba2_rounded full "mamba2-full" "sim" BF16 0.2,
     full_mamba2_in_metals_text full "mamba2-full" "sim-metal" F32 1e-4,
@@ -510,6 +514,7 @@ fn the_named_device() {
     case(format!("all of {all}"), &|| agrees(full, all, &place, exact, 1e-4));
     for name in [
         "apertus-full",
+        "falcon-mamba-full",
         "gemma2",
         "gemma3n-full",
         "gemma4-moe-full",

@@ -403,6 +403,24 @@ fn state_spaces() {
 }
 
 #[test]
+fn state_spaces_that_decay_by_element() {
+    // The last has columns for several threads.
+    for (heads, groups, head_dim, state) in
+        [(1, 1, 1, 1), (1, 1, 7, 4), (4, 2, 3, 5), (1, 1, 133, 2)]
+    {
+        let sizes = [heads, groups, head_dim, state];
+        let scan = SelectiveScan { by_element: true, ..SelectiveScan::new(sizes) };
+        let (inner, each) = (heads * head_dim, groups * state);
+        let mut built = Built::new();
+        let [x, steps, b, c] = [inner, inner, each, each].map(|width| built.rows(width));
+        let steps = built.push(Map(Unary::Softplus), &[steps], Vec::new())[0];
+        let weights = vec![built.weight(&[inner * state]), built.weight(&[inner])];
+        let y = built.push(PackedScan(scan), &[x, steps, b, c], weights)[0];
+        prove(&format!("{scan:?}"), &built.finish(y));
+    }
+}
+
+#[test]
 fn gated_norms() {
     for (groups, norm_first) in [(1, false), (1, true), (3, false), (2, true)] {
         let norm = GatedNorm { eps: 1e-3, groups, norm_first };
