@@ -17,6 +17,7 @@ import tempfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import tokenizers
@@ -25,13 +26,15 @@ import transformers
 import trl
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from trl.experimental.cpo import CPOTrainer
+from trl.experimental.orpo import ORPOTrainer
 
 from models import DISGUISES, widened
 
 HERE = Path(__file__).parent
 STEPS = 100  # of AdamW
 RANK, ALPHA = 3, 6.0
-BETA = 0.3
+BETA, GAMMA = 0.3, 0.2
 OPTIMISER = dict(lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 ROUNDED = 200  # steps in 16 bits
 MARGIN = 0.15
@@ -49,7 +52,7 @@ class Case:
     steps: bool = False  # also the losses of steps of AdamW
     rounded: bool = False  # also those of PEFT's own steps in 16 bits
     dora: bool = False
-    dpo: bool = False  # TRL's loss of preferences in the place of the cross-entropies
+    preference: str = ""  # one of TRL's losses of preferences in the place of the cross-entropies
     targets: object = "all-linear"
     experts: str = ""  # the module of experts whose parameters have factors, too
     decided: bool = False  # tokens whose experts no rounding changes: see `decided`
@@ -58,7 +61,7 @@ class Case:
 
     @property
     def name(self):
-        return self.model + ("-dora" if self.dora else "") + ("-dpo" if self.dpo else "") + ("-full" if self.only_full else "") + ("-experts" if self.experts else "")
+        return self.model + ("-dora" if self.dora else "") + (f"-{self.preference}" if self.preference else "") + ("-full" if self.only_full else "") + ("-experts" if self.experts else "")
 
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -94,7 +97,7 @@ CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear
          # Streams; the matrices that predict and correct them have no factors.
          Case("gemma3n", targets=GATED + ["per_layer_input_gate", "per_layer_projection", "linear_left", "linear_right"]),
          Case("llama3", dora=True), Case("qwen2", dora=True), Case("phi3", dora=True, lengths=(19, 18)),
-         Case("llama3", dpo=True, lengths=(19, 13, 11, 17)),
+         *(Case("llama3", preference=loss, lengths=(19, 13, 11, 17)) for loss in ("dpo", "hinge", "ipo", "simpo", "orpo")),
          # GPUs multiply by factors of ranks that eight divides beside experts.
          *(Case(name, targets=ATTENTION, experts=experts, rank=8, decided=True)
            for name, experts in (("mixtral", "mlp.experts"), ("gpt-oss", "mlp.experts"), ("gemma4-moe", "experts"),
@@ -127,15 +130,17 @@ def loss_of(model, sequences, weights):
     return total
 
 
-def preference_loss(model, sequences, weights):
-    """The sum over pairs of TRL's loss of sequences that are a chosen one and a rejected one in turn, of which `weights` tells what
-    counts; the reference is the model without its factors."""
+def preference_loss(model, sequences, weights, loss):
+    """The sum over pairs of one of TRL's losses of sequences that are a chosen one and a rejected one in turn, of which `weights` tells
+    what counts; the reference is the model without its factors."""
+    if loss in ("simpo", "orpo"):
+        return loss_without_reference(model, sequences, weights, loss)
     words = tokenizers.models.WordLevel({"a": 0, "<eos>": 1}, unk_token="a")
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(words), eos_token="<eos>", pad_token="<eos>")
     data = datasets.Dataset.from_list([{"prompt": "a", "chosen": "a", "rejected": "a"}])
     with tempfile.TemporaryDirectory() as folder:
         settings = trl.DPOConfig(output_dir=folder, beta=BETA, report_to=[], use_cpu=True, bf16=False, gradient_checkpointing=False,
-                                 disable_dropout=False)
+                                 disable_dropout=False, loss_type=["sigmoid" if loss == "dpo" else loss])
         trainer = trl.DPOTrainer(model=model, args=settings, train_dataset=data, processing_class=tokenizer)
     # TRL keeps a copy of factors that are there already, as what is compared with.
     if "ref" in model.peft_config:
@@ -151,6 +156,24 @@ def preference_loss(model, sequences, weights):
     }
     with widened():
         return trainer._compute_loss(model, inputs, False) * (len(sequences) // 2)
+
+
+def loss_without_reference(model, sequences, weights, loss):
+    """The same of losses that compare with no reference, of each answer's mean log-probability. ORPO's own loss of the chosen answer is
+    of the answer, as its paper has it; TRL's is of the prompt, too."""
+    means = []
+    for tokens, weight in zip(sequences, weights):
+        with widened():
+            logits = model(input_ids=tokens[None], use_cache=False).logits[0]
+        each = torch.nn.functional.cross_entropy(logits[:-1], tokens[1:], reduction="none")
+        means.append(-each[weight[:-1] != 0].mean())
+    chosen, rejected = torch.stack(means[0::2]), torch.stack(means[1::2])
+    settings = dict(beta=BETA, accelerator=SimpleNamespace(device="cpu"), alpha=0.0, label_smoothing=0.0)
+    with widened():
+        if loss == "simpo":
+            own = SimpleNamespace(loss_type="simpo", simpo_gamma=GAMMA, **settings)
+            return CPOTrainer.cpo_loss(own, chosen, rejected)[0].sum()
+        return -(chosen + ORPOTrainer.odds_ratio_loss(SimpleNamespace(**settings), chosen, rejected)[0]).sum()
 
 
 def decided(model, length, generator):
@@ -291,7 +314,7 @@ def write(case):
     for weight in weights:
         weight[:3] = 0  # a prompt
         weight[-1] = 0  # a last token, which predicts nothing
-        if case.dpo:
+        if case.preference:
             weight[:] = weight != 0
     out = {"tokens": torch.cat(sequences), "weights": torch.cat(weights).float(), "lengths": torch.tensor(case.lengths)}
     if case.only_full and case.decided:
@@ -323,13 +346,12 @@ def write(case):
     out |= {f"initial.{name}": p.detach().float() for name, p in trained.items()}
     if case.decided:
         sequences, out["tokens"] = redrawn(model, case, generator)
-    loss_of_case = preference_loss if case.dpo else loss_of
-    loss = loss_of_case(model, sequences, weights)
+    loss = preference_loss(model, sequences, weights, case.preference) if case.preference else loss_of(model, sequences, weights)
     loss.backward()
     out["loss"] = loss.detach()[None]
     out |= {f"gradient.{name}": p.grad.float() for name, p in trained.items()}
     own = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
-    if not case.dpo:
+    if not case.preference:
         out["float32"] = apart(model, torch.float32, sequences, weights, own)
     if case.decided:
         out["bfloat16"] = farthest(model, sequences, weights)

@@ -15,7 +15,7 @@ use crate::args::{
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 A .jsonl file has an example on each line: {\"messages\": [...]} as OpenAI's interface has them, {\"prompt\": .., \"completion\": ..}, \
-{\"text\": ..}, or with --dpo {\"prompt\": .., \"chosen\": .., \"rejected\": ..}. ShareGPT's conversations, Alpaca's instruction, input and output, a question with its answer or \
+{\"text\": ..}, or with --dpo or --pairs {\"prompt\": .., \"chosen\": .., \"rejected\": ..}. ShareGPT's conversations, Alpaca's instruction, input and output, a question with its answer or \
 response, and pairs of whole conversations are read, too. A .json file may have all of them in one list, a .csv or .tsv file is a table whose first line names such keys, and any other \
 file is plain text. Of messages the assistant's answers are learned, of a prompt with its completion the \
 completion, of texts every token. An answer of \"weight\": 0 is only read. A folder stands for its train.jsonl, and its valid.jsonl for --held-out.
@@ -99,7 +99,7 @@ pub(crate) struct LoraArgs {
     #[arg(long, conflicts_with_all = ["rank", "alpha", "rslora", "dora", "sites", "layers", "from"])]
     pub(crate) full: bool,
     /// Go on from this adapter, with its rank, matrices and kind, instead of from one that changes
-    /// nothing; with --dpo, answers are compared with what it makes of them
+    /// nothing; with --dpo, hinge or ipo, answers are compared with what it makes of them
     #[arg(long, value_name = "PATH", conflicts_with_all = ["rank", "alpha", "rslora", "dora", "sites", "layers"])]
     pub(crate) from: Option<PathBuf>,
     /// Rank of the factors
@@ -123,12 +123,41 @@ pub(crate) struct LoraArgs {
     #[arg(long, alias = "num-layers", value_name = "N", value_parser = positive())]
     pub(crate) layers: Option<u64>,
     /// Learn from pairs, of which the chosen answer is to gain more than the rejected one (DPO)
-    #[arg(long, conflicts_with = "full")]
+    #[arg(long, group = "preference", conflicts_with = "full")]
     pub(crate) dpo: bool,
-    /// With --dpo, how close the adapter stays to the model, or to the one of --from: more is
-    /// closer
-    #[arg(long, value_name = "X", default_value_t = 0.1, value_parser = above_zero, requires = "dpo", conflicts_with = "full")]
-    pub(crate) beta: f32,
+    /// Learn from pairs by this loss
+    #[arg(long, value_name = "LOSS", value_enum, group = "preference")]
+    pub(crate) pairs: Option<PairsArg>,
+    /// The factor on what pairs are judged by: with dpo, hinge and ipo more keeps the adapter closer
+    /// to the model, or to the one of --from; with orpo the weight beside the chosen answer's own loss
+    /// [default: 0.1, with simpo 2]
+    #[arg(long, value_name = "X", value_parser = above_zero, requires = "preference")]
+    pub(crate) beta: Option<f32>,
+    /// With --pairs simpo, by how much the chosen answer is to be better [default: 1]
+    #[arg(long, value_name = "X", value_parser = at_least_zero, requires = "pairs")]
+    pub(crate) gamma: Option<f32>,
+}
+
+impl LoraArgs {
+    /// The loss of pairs, if these are what is learned from.
+    pub(crate) fn pairs(&self) -> Option<PairsArg> {
+        self.pairs.or(self.dpo.then_some(PairsArg::Dpo))
+    }
+}
+
+/// A loss of pairs by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PairsArg {
+    /// The chosen answer gains more than the rejected one, over the model without the adapter
+    Dpo,
+    /// The same until it has gained enough (SLiC)
+    Hinge,
+    /// It gains more by as much, for each token (IPO)
+    Ipo,
+    /// It is likelier for each token, by a margin, whatever the model thought (SimPO)
+    Simpo,
+    /// The chosen answer is learned, and is likelier than the rejected one (ORPO)
+    Orpo,
 }
 
 /// How the parameters are updated.
@@ -152,8 +181,8 @@ pub(crate) struct UpdateArgs {
     /// Batches of an update
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive())]
     pub(crate) accumulate: u64,
-    /// Greatest learning rate [default: by the width of the model; a tenth of it with --full or
-    /// --dpo]
+    /// Greatest learning rate [default: by the width of the model; a tenth of it with --full and
+    /// with pairs]
     #[arg(long, alias = "learning-rate", value_name = "X", value_parser = above_zero)]
     pub(crate) lr: Option<f32>,
     /// How the learning rate goes on from there

@@ -30,7 +30,7 @@ pub use curve::{Curve, sparks};
 pub use data::{Data, Example, Language, Reader};
 pub use device::{DeviceSpec, Precision, Usage};
 pub use model::{Batch, Loss, Parameter, Trainable};
-pub use preference::Preference;
+pub use preference::{Objective, Preference};
 pub use run::{Run, Settings};
 pub use runner::{Hardware, usual_precision};
 pub use tuned::{LoraOptions, Tuned};

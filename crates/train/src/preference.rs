@@ -1,46 +1,171 @@
-//! Direct preference optimisation (Rafailov et al. 2023): of two answers to a prompt, the better is
-//! to gain more than the worse.
+//! Learning from pairs of answers to a prompt, of which one is better, by weighted gradients of
+//! cross-entropies.
 //!
 //! ```text
 //! margin = ln p(chosen) - ln p0(chosen) - ln p(rejected) + ln p0(rejected)        p0: the base
-//! loss   = -ln sigmoid(beta margin)
 //! ```
 //!
 //! The base is the model without its adapter, or the adapter that was gone on from
-//! ([`Tuned::rebase`]). The gradients are weighted gradients of cross-entropies: the tokens of the
-//! chosen answer count `beta sigmoid(-beta margin)`, the tokens of the rejected one minus that.
+//! ([`Tuned::rebase`]). An [`Objective`] says what is made of the margin, or of `p` alone. All of
+//! them change with sums of an answer's cross-entropies, so that their gradients are those sums'
+//! with other weights: of DPO, `beta sigmoid(-beta margin)` for the tokens of the chosen answer, and
+//! minus that for those of the rejected one.
 
 use crate::{AdamW, Batch, Loss, Moments, Parameter, Trainable, Tuned};
 use formats::{Error, Result};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// An adapter in training by preferences. The sequences of its batches are a chosen and a rejected
-/// one in turn; a loss is the loss of a pair.
-pub struct Preference {
-    model: Tuned,
-    beta: f64,
-    /// `ln p0(chosen) - ln p0(rejected)` of pairs that were met, by their tokens and weights.
-    bases: HashMap<Vec<u32>, f64>,
+/// What is to become less, of a pair of answers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Objective {
+    /// `-ln sigmoid(beta margin)`: DPO (Rafailov et al. 2023).
+    Dpo {
+        /// The greater, the closer the adapter stays to the base.
+        beta: f64,
+    },
+    /// `max(0, 1 - beta margin)`: SLiC's loss (Zhao et al. 2023) of DPO's margin.
+    Hinge {
+        /// Divides the margin from which on a pair is learned.
+        beta: f64,
+    },
+    /// `(margin - 1 / (2 beta))^2` of margins that are means over tokens: IPO (Azar et al. 2023).
+    Ipo {
+        /// The greater, the closer the adapter stays to the base.
+        beta: f64,
+    },
+    /// `-ln sigmoid(beta (mean ln p(chosen) - mean ln p(rejected)) - gamma)`, without a base: SimPO
+    /// (Meng et al. 2024).
+    SimPo {
+        /// The factor on both means.
+        beta: f64,
+        /// By how much the chosen answer is to be better.
+        gamma: f64,
+    },
+    /// `-mean ln p(chosen) - beta ln sigmoid(ln odds(chosen) - ln odds(rejected))` with `odds = q / (1
+    /// - q)` of `q = e^(mean ln p)`, without a base: ORPO (Hong et al. 2024).
+    Orpo {
+        /// The weight of the ratio of odds beside the chosen answer's own loss.
+        beta: f64,
+    },
 }
 
-impl Preference {
-    /// Trains `model`, an adapter; the greater `beta`, the closer it stays to the base.
-    ///
+/// What an objective is made of: sums of cross-entropies of the chosen answer and of the rejected one,
+/// those of the base, and how many tokens they are of.
+#[derive(Debug, Clone, Copy)]
+struct Pair {
+    losses: [f64; 2],
+    base: [f64; 2],
+    tokens: [f64; 2],
+}
+
+impl Pair {
+    /// How much more the chosen answer gained over the base.
+    fn margin(&self) -> f64 {
+        self.losses[1] - self.losses[0] - (self.base[1] - self.base[0])
+    }
+}
+
+impl Objective {
+    /// Its name, and its numbers, as a run that is resumed must have them.
+    pub fn identity(&self) -> String {
+        match self {
+            Objective::Dpo { beta } => format!("DPO, beta {beta}"),
+            Objective::Hinge { beta } => format!("hinge, beta {beta}"),
+            Objective::Ipo { beta } => format!("IPO, beta {beta}"),
+            Objective::SimPo { beta, gamma } => format!("SimPO, beta {beta}, gamma {gamma}"),
+            Objective::Orpo { beta } => format!("ORPO, beta {beta}"),
+        }
+    }
+
+    /// Whether answers are compared with what a base makes of them.
+    pub fn has_base(&self) -> bool {
+        !matches!(self, Objective::SimPo { .. } | Objective::Orpo { .. })
+    }
+
     /// # Errors
-    /// A model all of whose weights are trained; a `beta` that is not above zero.
-    pub fn new(model: Tuned, beta: f64) -> Result<Preference> {
+    /// Numbers out of range.
+    fn check(&self) -> Result<()> {
+        let (beta, gamma) = match *self {
+            Objective::Dpo { beta }
+            | Objective::Hinge { beta }
+            | Objective::Ipo { beta }
+            | Objective::Orpo { beta } => (beta, 0.0),
+            Objective::SimPo { beta, gamma } => (beta, gamma),
+        };
         if !(beta.is_finite() && beta > 0.0) {
             return Err(Error::new("beta", "a number above zero", beta));
         }
-        if !model.is_adapter() {
+        if !(gamma.is_finite() && gamma >= 0.0) {
+            return Err(Error::new("gamma", "zero or a number above it", gamma));
+        }
+        Ok(())
+    }
+
+    /// The loss of a pair, and how it changes with the sums of cross-entropies of either answer.
+    fn of(&self, pair: &Pair) -> (f64, [f64; 2]) {
+        let Pair { losses, base, tokens } = *pair;
+        let means: [f64; 2] = std::array::from_fn(|i| losses[i] / tokens[i]);
+        let margin = pair.margin();
+        // ln(1 + e^-z), whose power never overflows, and how little it falls.
+        let logistic = |z: f64| ((-z.abs()).exp().ln_1p() + (-z).max(0.0), 1.0 / (1.0 + z.exp()));
+        match *self {
+            Objective::Dpo { beta } => {
+                let (loss, slope) = logistic(beta * margin);
+                (loss, [beta * slope, -beta * slope])
+            }
+            Objective::Hinge { beta } => match 1.0 - beta * margin {
+                missing if missing > 0.0 => (missing, [beta, -beta]),
+                _ => (0.0, [0.0; 2]),
+            },
+            Objective::Ipo { beta } => {
+                let gain = |i: usize| (base[i] - losses[i]) / tokens[i];
+                let missing = gain(0) - gain(1) - 0.5 / beta;
+                let slope = 2.0 * missing;
+                (missing * missing, [-slope / tokens[0], slope / tokens[1]])
+            }
+            Objective::SimPo { beta, gamma } => {
+                let (loss, slope) = logistic(beta * (means[1] - means[0]) - gamma);
+                (loss, [beta * slope / tokens[0], -beta * slope / tokens[1]])
+            }
+            Objective::Orpo { beta } => {
+                // 1 - q, which is above zero however sure the model is.
+                let rest = means.map(|mean| (-(-mean).exp_m1()).max(f64::MIN_POSITIVE));
+                let odds: [f64; 2] = std::array::from_fn(|i| -means[i] - rest[i].ln());
+                let (loss, slope) = logistic(odds[0] - odds[1]);
+                let chosen = 1.0 + beta * slope / rest[0];
+                let rejected = beta * slope / rest[1];
+                (means[0] + beta * loss, [chosen / tokens[0], -rejected / tokens[1]])
+            }
+        }
+    }
+}
+
+/// A model in training by preferences. The sequences of its batches are a chosen and a rejected one in
+/// turn; a loss is the loss of a pair.
+pub struct Preference {
+    model: Tuned,
+    objective: Objective,
+    /// The base's losses of pairs that were met, by their tokens and weights.
+    bases: HashMap<Vec<u32>, [f64; 2]>,
+}
+
+impl Preference {
+    /// Trains `model`, an adapter unless the objective has no base.
+    ///
+    /// # Errors
+    /// A model all of whose weights are trained beside a base; numbers of the objective that are out
+    /// of range.
+    pub fn new(model: Tuned, objective: Objective) -> Result<Preference> {
+        objective.check()?;
+        if objective.has_base() && !model.is_adapter() {
             let expected = "an adapter, without which the model is what is compared with";
             return Err(Error::new("preferences", expected, "all weights"));
         }
-        Ok(Preference { model, beta, bases: HashMap::new() })
+        Ok(Preference { model, objective, bases: HashMap::new() })
     }
 
-    /// The adapter in training.
+    /// The model in training.
     pub fn model(&self) -> &Tuned {
         &self.model
     }
@@ -50,18 +175,32 @@ impl Preference {
     /// # Errors
     /// A batch that does not fit the model, or has a sequence without its partner.
     pub fn margins(&mut self, batch: &Batch) -> Result<Vec<f64>> {
-        let pairs = pairs(batch)?;
-        let own = self.model.sequence_losses(batch)?;
-        let mut margins = Vec::with_capacity(pairs.len());
-        for (pair, own) in pairs.into_iter().zip(own.chunks_exact(2)) {
-            margins.push(own[1] - own[0] - self.base(batch, pair)?);
-        }
-        Ok(margins)
+        Ok(self.pairs(batch)?.iter().map(Pair::margin).collect())
     }
 
-    /// The base that a pair's margin is measured from. Each is computed by itself, so that it never
-    /// depends on the batch.
-    fn base(&mut self, batch: &Batch, [chosen, rejected]: [Range<usize>; 2]) -> Result<f64> {
+    /// What the losses of a batch's pairs are made of.
+    fn pairs(&mut self, batch: &Batch) -> Result<Vec<Pair>> {
+        let answers = answers(batch)?;
+        let own = self.model.sequence_losses(batch)?;
+        let mut pairs = Vec::with_capacity(answers.len());
+        for (answers, own) in answers.into_iter().zip(own.chunks_exact(2)) {
+            let count = |rows: &Range<usize>| {
+                let weights = batch.weights[rows.clone()].iter().map(|weight| f64::from(*weight));
+                // An answer that was cut off has none.
+                Some(weights.sum::<f64>()).filter(|count| *count > 0.0).unwrap_or(1.0)
+            };
+            let tokens = answers.each_ref().map(count);
+            let base = match self.objective.has_base() {
+                true => self.base(batch, answers)?,
+                false => [0.0; 2],
+            };
+            pairs.push(Pair { losses: [own[0], own[1]], base, tokens });
+        }
+        Ok(pairs)
+    }
+
+    /// The base's losses of a pair. Each is computed by itself, so that it never depends on the batch.
+    fn base(&mut self, batch: &Batch, [chosen, rejected]: [Range<usize>; 2]) -> Result<[f64; 2]> {
         let whole = chosen.start..rejected.end;
         let bits = batch.weights[whole.clone()].iter().map(|weight| weight.to_bits());
         let mut key = batch.tokens[whole.clone()].to_vec();
@@ -77,34 +216,32 @@ impl Preference {
             sequences: vec![0..chosen.len(), chosen.len()..chosen.len() + rejected.len()],
         };
         let losses = self.model.base_losses(&alone)?;
-        let base = losses[1] - losses[0];
+        let base = [losses[0], losses[1]];
         self.bases.insert(key, base);
         Ok(base)
     }
 
     /// The loss of a batch, and the batch whose cross-entropies have its gradients.
     fn weighted(&mut self, batch: &Batch) -> Result<(Loss, Batch)> {
-        let margins = self.margins(batch)?;
+        let pairs = self.pairs(batch)?;
         let mut weighted = batch.clone();
-        for (pair, margin) in pairs(batch)?.into_iter().zip(&margins) {
-            let slope = (self.beta / (1.0 + (self.beta * margin).exp())) as f32;
-            for (rows, by) in pair.into_iter().zip([slope, -slope]) {
-                weighted.weights[rows].iter_mut().for_each(|weight| *weight *= by);
+        for (answers, pair) in answers(batch)?.into_iter().zip(&pairs) {
+            let (_, slopes) = self.objective.of(pair);
+            for (rows, by) in answers.into_iter().zip(slopes) {
+                weighted.weights[rows].iter_mut().for_each(|weight| *weight *= by as f32);
             }
         }
-        Ok((self.of(&margins), weighted))
+        Ok((self.of(&pairs), weighted))
     }
 
-    fn of(&self, margins: &[f64]) -> Loss {
-        // ln(1 + e^-z), whose power never overflows.
-        let softplus = |z: f64| (-z.abs()).exp().ln_1p() + (-z).max(0.0);
-        let sum = margins.iter().map(|margin| softplus(self.beta * margin)).sum();
-        Loss { sum, weight: margins.len() as f64 }
+    fn of(&self, pairs: &[Pair]) -> Loss {
+        let sum = pairs.iter().map(|pair| self.objective.of(pair).0).sum();
+        Loss { sum, weight: pairs.len() as f64 }
     }
 }
 
 /// The sequences of a batch two by two.
-fn pairs(batch: &Batch) -> Result<Vec<[Range<usize>; 2]>> {
+fn answers(batch: &Batch) -> Result<Vec<[Range<usize>; 2]>> {
     let pairs = batch.sequences.chunks_exact(2);
     if !pairs.remainder().is_empty() {
         let found = batch.sequences.len();
@@ -112,7 +249,6 @@ fn pairs(batch: &Batch) -> Result<Vec<[Range<usize>; 2]>> {
     }
     Ok(pairs.map(|pair| [pair[0].clone(), pair[1].clone()]).collect())
 }
-
 impl Trainable for Preference {
     fn parameters(&self) -> &[Parameter] {
         self.model.parameters()
@@ -123,8 +259,8 @@ impl Trainable for Preference {
     }
 
     fn loss(&mut self, batch: &Batch) -> Result<Loss> {
-        let margins = self.margins(batch)?;
-        Ok(self.of(&margins))
+        let pairs = self.pairs(batch)?;
+        Ok(self.of(&pairs))
     }
 
     fn gradients(&mut self, batch: &Batch, gradients: &mut [Vec<f32>]) -> Result<Loss> {

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use delft::hub::LocalModel;
 use delft::train::run::{self, Intervals, Length, RunEnd, RunSummary, Watcher};
 use delft::train::{
-    AdamW, Data, Example, Hardware, Language, LoraOptions, Precision, Preference, Reader, Run,
-    Settings, Trainable as _, Tuned, usual_precision,
+    AdamW, Data, Example, Hardware, Language, LoraOptions, Objective, Precision, Preference,
+    Reader, Run, Settings, Trainable as _, Tuned, usual_precision,
 };
 use delft::{AdapterFile, DeviceSpec, Error, ErrorKind, Tensors, Usage};
 use serde_json::json;
@@ -19,7 +19,7 @@ use crate::load;
 use crate::terminal::{
     Outcome, Stop, aside, bytes, count, harmless, note, print, print_json, stderr_is_terminal,
 };
-use crate::tuning::{HeldOut, Tune};
+use crate::tuning::{HeldOut, PairsArg, Tune};
 
 /// Tokens of a batch unless said otherwise, at most.
 const BATCH: usize = 2048;
@@ -56,8 +56,8 @@ pub(super) struct Prepared {
     language: Language,
     /// The adapter that is trained; none where all weights are.
     lora: Option<LoraOptions>,
-    /// DPO's beta.
-    beta: Option<f64>,
+    /// What pairs are learned by.
+    objective: Option<Objective>,
     examples: Examples,
     tuned: Tuned,
     settings: Settings,
@@ -70,6 +70,7 @@ impl Prepared {
     pub(super) fn new(args: &Tune, folder: &Path) -> Outcome<Prepared> {
         let split = split(args)?;
         let args = split.as_ref().unwrap_or(args);
+        let objective = objective(args)?;
         let data = args.data.as_deref();
         let missing = || Error::new(folder.display(), "--data, the examples", "none");
         let data = data.ok_or_else(missing)?;
@@ -94,7 +95,7 @@ impl Prepared {
             (Some(path), _) => {
                 let file = AdapterFile { path: path.clone(), scale: 1.0, any_base: false };
                 let mut tuned = Tuned::adapter(location, &file, hardware)?;
-                if args.lora.dpo {
+                if objective.is_some_and(|objective| objective.has_base()) {
                     tuned.rebase()?;
                 }
                 tuned
@@ -125,14 +126,23 @@ impl Prepared {
         if hardware.place != DeviceSpec::Cpu {
             identity.push(("device".to_owned(), hardware.place.to_string()));
         }
-        let beta = args.lora.dpo.then(|| exact(args.lora.beta));
-        identity.extend(beta.map(|beta| ("objective".to_owned(), format!("DPO, beta {beta}"))));
+        identity.extend(objective.map(|of| ("objective".to_owned(), of.identity())));
         let sample =
             if args.sample.is_some() { or_share(args.sample_every, updates, 10) } else { 0 };
         let checkpoint =
             or_share(args.checkpoint_every, updates, 20).min(args.checkpoint_every.unwrap_or(100));
         let intervals = Intervals { checkpoint, sample };
-        Ok(Prepared { model, language, lora, beta, examples, tuned, settings, identity, intervals })
+        Ok(Prepared {
+            model,
+            language,
+            lora,
+            objective,
+            examples,
+            tuned,
+            settings,
+            identity,
+            intervals,
+        })
     }
 
     /// What the adapter asks of an engine; nothing where all weights are trained.
@@ -172,11 +182,11 @@ impl Prepared {
             resume,
         };
         let mut tuned = self.tuned;
-        let Some(beta) = self.beta else {
+        let Some(objective) = self.objective else {
             let summary = run.train(&mut tuned, watcher)?;
             return Ok((summary, tuned.memory()));
         };
-        let mut preference = Preference::new(tuned, beta)?;
+        let mut preference = Preference::new(tuned, objective)?;
         let summary = run.train(&mut preference, watcher)?;
         Ok((summary, preference.model().memory()))
     }
@@ -274,7 +284,7 @@ impl Examples {
             Some(HeldOut::None) | None => Data::default(),
         };
         for data in [&training, &held_out] {
-            paired(args.lora.dpo, file, data)?;
+            paired(args.lora.pairs().is_some(), file, data)?;
         }
         let measured = [
             ("--patience", args.updates.patience),
@@ -323,10 +333,10 @@ fn paired(wanted: bool, file: &Path, data: &Data) -> Outcome {
     match (data.are_pairs().map_err(named)?, wanted) {
         (Some(true), false) => {
             let error = Error::new(place, "single answers", "chosen and rejected ones");
-            Err(error.hint("--dpo learns from pairs").into())
+            Err(error.hint("--dpo and --pairs learn from pairs").into())
         }
         (Some(false), true) => {
-            let error = Error::new(place, "chosen and rejected answers, for --dpo", "single ones");
+            let error = Error::new(place, "chosen and rejected answers", "single ones");
             Err(error
                 .hint("{\"prompt\": .., \"chosen\": .., \"rejected\": ..} on each line")
                 .into())
@@ -348,6 +358,30 @@ fn lora(args: &Tune) -> Option<LoraOptions> {
         layers: lora.layers.map(|n| n as usize),
         seed: args.updates.seed,
     })
+}
+
+/// What pairs are learned by; none where single answers are.
+fn objective(args: &Tune) -> Outcome<Option<Objective>> {
+    let Some(pairs) = args.lora.pairs() else { return Ok(None) };
+    let beta = |usual: f64| args.lora.beta.map_or(usual, exact);
+    let objective = match pairs {
+        PairsArg::Dpo => Objective::Dpo { beta: beta(0.1) },
+        PairsArg::Hinge => Objective::Hinge { beta: beta(0.1) },
+        PairsArg::Ipo => Objective::Ipo { beta: beta(0.1) },
+        PairsArg::Simpo => {
+            Objective::SimPo { beta: beta(2.0), gamma: args.lora.gamma.map_or(1.0, exact) }
+        }
+        PairsArg::Orpo => Objective::Orpo { beta: beta(0.1) },
+    };
+    if args.lora.gamma.is_some() && pairs != PairsArg::Simpo {
+        return Err(Stop::Usage("--gamma: expected --pairs simpo, found another".to_owned()));
+    }
+    if args.lora.full && objective.has_base() {
+        let found = "--pairs: expected simpo or orpo, which --full has, found a loss that compares \
+                     with the model as it was";
+        return Err(Stop::Usage(found.to_owned()));
+    }
+    Ok(Some(objective))
 }
 
 /// A number that was given, or a share of a run, of one update at least.
@@ -376,7 +410,7 @@ fn settings(args: &Tune, examples: &Examples, hidden: usize) -> Outcome<Settings
     };
     // Narrow models take greater steps than wide ones, factors than the weights themselves, and
     // answers than pairs of them.
-    let most = if args.lora.full || args.lora.dpo { 2e-5 } else { 2e-4 };
+    let most = if args.lora.full || args.lora.pairs().is_some() { 2e-5 } else { 2e-4 };
     let usual = most * (2048.0 / hidden.max(1) as f64).sqrt().clamp(0.5, 10.0);
     let rate = given.lr.map_or_else(|| two_digits(usual), exact);
     let clip = (given.clip > 0.0).then(|| exact(given.clip));

@@ -200,7 +200,7 @@ const TABLE: &[(&str, &str, Seen)] = &[
     ("inspect", "--tensors", Changes("", "--tensors")),
     (
         "tune",
-        "--data --out --from --resume --lora --full --held-out --raw --truncate --dpo --beta --recompute --patience --sample \
+        "--data --out --from --resume --lora --full --held-out --raw --truncate --dpo --pairs --beta --gamma --recompute --patience --sample \
          --sample-every --checkpoint-every --device --json",
         Elsewhere("tuning.rs"),
     ),

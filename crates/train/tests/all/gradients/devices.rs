@@ -1,6 +1,6 @@
 //! Models on simulated GPUs against the CPU, which has PyTorch's gradients: `models.rs`.
 
-use super::models::{Case, distance, size, zeros};
+use super::models::{Case, DPO, distance, size, zeros};
 use delft_train::run::{Intervals, Length, RunEnd, RunSummary};
 use delft_train::{
     AdamW, Hardware, Moments, Precision, Preference, Run, Settings, Trainable, Tuned,
@@ -407,7 +407,7 @@ fn preferences() {
         let case = Case::open(name);
         let batch = case.batch();
         let find = |hardware: Hardware| {
-            let mut model = Preference::new(case.lora(hardware), 0.3).unwrap();
+            let mut model = Preference::new(case.lora(hardware), DPO).unwrap();
             let mut gradients = zeros(&model);
             let loss = model.gradients(&batch, &mut gradients).unwrap();
             (loss, gradients)

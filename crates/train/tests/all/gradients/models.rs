@@ -4,7 +4,9 @@
 use delft_train::gradients::{
     AdaptedProduct, Module, adapt, differentiate, losses, pack, reference,
 };
-use delft_train::{Batch, Hardware, LoraOptions, Parameter, Preference, Trainable, Tuned};
+use delft_train::{
+    Batch, Hardware, LoraOptions, Objective, Parameter, Preference, Trainable, Tuned,
+};
 use formats::safetensors::Safetensors;
 use std::path::PathBuf;
 
@@ -18,6 +20,12 @@ const OPTIONS: LoraOptions = LoraOptions {
     layers: None,
     seed: 7,
 };
+
+/// How names of cases end behind the model's.
+const ENDS: [&str; 8] = ["-dora", "-dpo", "-hinge", "-ipo", "-simpo", "-orpo", "-experts", "-full"];
+
+/// As the script has it.
+pub(super) const DPO: Objective = Objective::Dpo { beta: 0.3 };
 
 pub(super) struct Case {
     model: PathBuf,
@@ -33,8 +41,7 @@ impl Case {
 
     pub(super) fn open(name: &str) -> Case {
         let dora = name.ends_with("-dora");
-        let bare =
-            ["-dora", "-dpo", "-experts", "-full"].iter().find_map(|end| name.strip_suffix(end));
+        let bare = ENDS.iter().find_map(|end| name.strip_suffix(end));
         let bare = bare.unwrap_or(name);
         let model = testing::models().join(bare);
         let file = testing::models().join(format!("../gradients/{name}.safetensors"));
@@ -309,17 +316,36 @@ fn factors_in_other_orders() {
 const EXPERTS: [&str; 4] =
     ["gemma4-moe-experts", "gpt-oss-experts", "llama4-chunks-experts", "mixtral-experts"];
 
-/// As TRL computes them, with a reference of no adapter.
+/// As TRL computes them, with a reference of no adapter, or none.
+#[test]
+fn preferences_by_every_loss() {
+    for (name, objective) in [
+        ("llama3-dpo", DPO),
+        ("llama3-hinge", Objective::Hinge { beta: 0.3 }),
+        ("llama3-ipo", Objective::Ipo { beta: 0.3 }),
+        ("llama3-simpo", Objective::SimPo { beta: 0.3, gamma: 0.2 }),
+        ("llama3-orpo", Objective::Orpo { beta: 0.3 }),
+    ] {
+        let case = Case::open(name);
+        let mut model = Preference::new(case.lora(Some(2)), objective).unwrap();
+        let (mut gradients, batch) = (zeros(&model), case.batch());
+        let loss = model.gradients(&batch, &mut gradients).unwrap();
+        let want = case.doubles("loss")[0];
+        assert!((loss.sum - want).abs() < BOUND * want, "{name}: {} {want}", loss.sum);
+        assert_eq!((model.loss(&batch).unwrap(), loss.weight), (loss, 2.0));
+        compare("gradient", model.parameters(), &gradients, &case);
+        // All weights, too, where nothing is compared with the model as it was.
+        let full = Preference::new(case.full(Some(1)), objective);
+        assert_eq!(full.is_err(), objective.has_base(), "{name}");
+    }
+}
+
 #[test]
 fn preferences() {
     let case = Case::open("llama3-dpo");
-    let (mut model, batch) = (Preference::new(case.lora(Some(2)), 0.3).unwrap(), case.batch());
-    let mut gradients = zeros(&model);
-    let loss = model.gradients(&batch, &mut gradients).unwrap();
-    let want = case.doubles("loss")[0];
-    assert!((loss.sum - want).abs() < BOUND * want, "{} {want}", loss.sum);
-    assert_eq!((model.loss(&batch).unwrap(), loss.weight), (loss, 2.0));
-    compare("gradient", model.parameters(), &gradients, &case);
+    let (mut model, batch) = (Preference::new(case.lora(Some(2)), DPO).unwrap(), case.batch());
+    let loss = model.loss(&batch).unwrap();
+    let want = loss.sum;
     // Pairs by themselves add up to the same.
     let mut sum = delft_train::Loss::default();
     for rows in [0..32, 32..60] {
@@ -339,9 +365,9 @@ fn preferences() {
     let error = model.loss(&odd).unwrap_err().to_string();
     assert!(error.contains("a chosen and a rejected sequence in turn"), "{error}");
     let full = case.full(Some(1));
-    let error = Preference::new(full, 0.3).err().unwrap().to_string();
+    let error = Preference::new(full, DPO).err().unwrap().to_string();
     assert!(error.contains("all weights"), "{error}");
-    assert!(Preference::new(case.lora(Some(1)), 0.0).is_err());
+    assert!(Preference::new(case.lora(Some(1)), Objective::Dpo { beta: 0.0 }).is_err());
 }
 
 /// Margins are measured from the adapter that was gone on from, which stays as it was.
@@ -357,7 +383,7 @@ fn preferences_over_an_adapter() {
         let mut model = case.lora(hardware);
         let before = model.sequence_losses(&batch).unwrap();
         model.rebase().unwrap();
-        let mut preference = Preference::new(model, 0.3).unwrap();
+        let mut preference = Preference::new(model, DPO).unwrap();
         // Answers are as likely as before.
         assert!(preference.margins(&batch).unwrap().iter().all(|margin| margin.abs() < 1e-5));
         for parameter in preference.parameters_mut() {
