@@ -101,11 +101,11 @@ CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear
          # GPUs multiply by factors of ranks that eight divides beside experts.
          *(Case(name, targets=ATTENTION, experts=experts, rank=8, decided=True)
            for name, experts in (("mixtral", "mlp.experts"), ("gpt-oss", "mlp.experts"), ("gemma4-moe", "experts"),
-                                 ("llama4-chunks", "feed_forward.experts"))),
+                                 ("llama4-chunks", "feed_forward.experts"), ("nemotron-h-moe", "mixer.experts"))),
          # Weights that files keep otherwise than models multiply with them: q, k and v in one matrix, by turns of heads or behind each
          # other, all matrices turned, rates as logarithms, taps of convolutions with an axis of one; the numbers
          # of a function; zeros behind the columns of streams.
-         *(Case(name, only_full=True) for name in ("gemma3n", "stablelm-12b", "persimmon", "bloom", "falcon", "falcon-new", "gpt-neox", "gpt2", "lfm2", "qwen3.5-shared", "apertus", "mamba2", "mamba", "falcon-mamba", "jamba")),
+         *(Case(name, only_full=True) for name in ("gemma3n", "falcon-h1", "stablelm-12b", "persimmon", "bloom", "falcon", "falcon-new", "gpt-neox", "gpt2", "lfm2", "qwen3.5-shared", "apertus", "mamba2", "mamba", "falcon-mamba", "jamba")),
          *(Case(name, only_full=True, single=True) for name in ("olmo_hybrid", "kimi_linear", "bailing_hybrid")),
          Case("phi3", only_full=True, lengths=(19, 18)), Case("internlm2", only_full=True, disguise="internlm2"),
          # Experts' own matrices: one by one in files, or all experts' in one tensor, with biases, beside experts that all tokens go through.
@@ -187,7 +187,9 @@ def decided(model, length, generator):
         total = scores.sum(-1)
         logits = scores.log() if torch.allclose(total, torch.ones_like(total)) else scores
         order = logits.sort(-1, descending=True).values.reshape(-1, scores.shape[-1])
-        margins.append((order[:, k - 1] - order[:, k])[-1].item())
+        # Of one group there is nothing to choose.
+        if order.shape[-1] > k:
+            margins.append((order[:, k - 1] - order[:, k])[-1].item())
         return topk(scores, k, dim, **options)
 
     tokens = torch.zeros(0, dtype=torch.long)
@@ -335,7 +337,8 @@ def write(case):
         base.zero_grad()
     if case.only_full:
         return save(case, out)
-    parameters = [f"{case.experts}.{name}" for name in ("gate_up_proj", "down_proj") if case.experts]
+    first = "up_proj" if case.model == "nemotron-h-moe" else "gate_up_proj"
+    parameters = [f"{case.experts}.{name}" for name in (first, "down_proj") if case.experts]
     config = LoraConfig(task_type="CAUSAL_LM", r=case.rank, lora_alpha=ALPHA, target_modules=case.targets, use_dora=case.dora,
                         target_parameters=parameters or None)
     model = get_peft_model(base, config, autocast_adapter_dtype=False).eval()

@@ -49,6 +49,11 @@ CASES = [
     ("nets-by-element", "kimi_linear", "", [], False),
     ("nets-by-element-dora", "kimi_linear", "", ["--dora"], False),
     ("bounded-nets", "bailing_hybrid", "", [], False),
+    # The first Mamba's state spaces; experts beside them, and experts without gates.
+    ("rates-by-element", "mamba", "", [], False),
+    ("rates-by-element-dora", "falcon-mamba", "", ["--dora"], False),
+    ("mixed-spaces", "jamba", "", ["--sites", "experts,x_proj"], False),
+    ("ups-alone", "nemotron-h-moe", "", ["--sites", "experts"], False),
 ]
 TEXTS = ["a zebra sings in the dark", "the fox and the hen went home", "no rain fell on the hill", "she told him all of it"]
 

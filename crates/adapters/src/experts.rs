@@ -42,8 +42,7 @@ impl<'s> Apart<'s> {
         change: &Change,
     ) -> Result<bool> {
         let Some((stack, expert)) = one_of(canonical) else { return Ok(false) };
-        let own = |site: &&Site| site.name == stack && site.experts.is_some();
-        let Some(site) = sites.iter().find(own) else { return Ok(false) };
+        let Some(site) = self::stack(sites, &stack) else { return Ok(false) };
         if expert >= site.matrices() {
             let expected = format!("one of {} experts", site.matrices());
             return Err(file.wrong(&change.matrix, expected, expert));
@@ -130,8 +129,7 @@ impl File {
             Stack::Each => {
                 let architecture = base.config.architecture;
                 let canonicals = architecture.canonicals(&change.matrix, self.is_gguf());
-                let own = |site: &&Site| canonicals.contains(&site.name) && site.experts.is_some();
-                let site = sites.iter().find(own);
+                let site = canonicals.iter().find_map(|name| self::stack(sites, name));
                 let site = site.ok_or_else(|| {
                     let expected = "a stack of experts that the model has";
                     self.wrong(&change.matrix, expected, "none of that name")
@@ -140,15 +138,17 @@ impl File {
             }
             Stack::Parameter { gate_up, down, old } => {
                 let parts = experts_of(sites, &change.matrix).ok_or_else(|| {
-                    let expected = "experts of a block of the model, with gates";
+                    let expected = "experts of a block of the model";
                     self.wrong(&change.matrix, expected, "none that it has")
                 })?;
                 let architecture = base.config.architecture;
                 let by_turns = architecture.gates_by_turns();
                 let square = !by_turns && architecture.turns_experts() != *old;
-                let reading = self.reading(&parts, change, square)?;
+                // Where gates are ups, one stands for both.
+                let first = usize::from(parts[0].weight == parts[1].weight);
+                let reading = self.reading(&parts[first..], change, square)?;
                 let (rank, scale) = if reading.gate_up { *gate_up } else { *down };
-                let of = if reading.gate_up { &parts[..2] } else { &parts[2..] };
+                let of = if reading.gate_up { &parts[first..2] } else { &parts[2..] };
                 self.parameter(of, change, (rank, scale * strength), (reading.turned, by_turns))
             }
         }
@@ -165,22 +165,26 @@ impl File {
         Ok(Delta { rank, down, up, scale, gain: None, element: DType::F32 })
     }
 
-    /// Which of a mixture's stacks PEFT's factors are of, and which way round. What their shapes do
-    /// not tell, where in and out are alike, `square` says.
-    fn reading(&self, parts: &[&Site; 3], change: &Change, square: bool) -> Result<Reading> {
+    /// Which of a mixture's stacks PEFT's factors are of, and which way round; the last of `parts`
+    /// are the second matrices. What their shapes do not tell, where in and out are alike or there
+    /// are no gates, `square` says.
+    fn reading(&self, parts: &[&Site], change: &Change, square: bool) -> Result<Reading> {
         let (down, up) = (self.tensor(&change.down)?.shape, self.tensor(&change.up)?.shape);
-        let [gate, _, outer] = parts;
-        let (both, width) = (2 * gate.output, gate.input);
+        let (gate, outer) = (parts[0], parts[parts.len() - 1]);
+        let (both, width) = ((parts.len() - 1) * gate.output, gate.input);
         let found = match (down, up) {
             (&[_, down], &[up, _]) => [down, up],
             _ => [0, 0],
         };
-        for (gate_up, sizes) in [(true, [width, both]), (false, [outer.input, outer.output])] {
-            let other = [sizes[1], sizes[0]];
-            if found == sizes || found == other {
-                let turned = if sizes == other { square } else { found == other };
-                return Ok(Reading { gate_up, turned });
-            }
+        let ways = [square, !square].into_iter().flat_map(|turned| {
+            let sizes = [(true, [width, both]), (false, [outer.input, outer.output])];
+            sizes.map(|(gate_up, [input, output])| {
+                let sizes = if turned { [output, input] } else { [input, output] };
+                (sizes, Reading { gate_up, turned })
+            })
+        });
+        if let Some((_, reading)) = ways.into_iter().find(|(sizes, _)| *sizes == found) {
+            return Ok(reading);
         }
         let experts = gate.matrices();
         let expected = format!(
@@ -243,6 +247,13 @@ impl File {
     }
 }
 
+/// The stack of experts' matrices of this name. Where gates are ups, the one matrix has the gates'
+/// name.
+fn stack<'s>(sites: &'s [Site], name: &str) -> Option<&'s Site> {
+    let of = |name: &str| sites.iter().find(|site| site.name == name && site.experts.is_some());
+    of(name).or_else(|| of(&format!("{}.gate", name.strip_suffix(".up")?)))
+}
+
 /// Gate, up and down of the block whose module of experts has this name.
 fn experts_of<'s>(sites: &'s [Site], module: &str) -> Option<[&'s Site; 3]> {
     let (_, behind) = module.rsplit_once("layers.")?;
@@ -254,5 +265,7 @@ fn experts_of<'s>(sites: &'s [Site], module: &str) -> Option<[&'s Site; 3]> {
         };
         sites.iter().find(own)
     };
-    Some([part(".gate")?, part(".up")?, part(".down")?])
+    let gate = part(".gate")?;
+    // There is no other where gates are ups.
+    Some([gate, part(".up").unwrap_or(gate), part(".down")?])
 }

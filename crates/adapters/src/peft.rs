@@ -124,8 +124,11 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
             let divisor = if root { rank.sqrt() } else { rank };
             (rank, alphas.of(name).unwrap_or(alpha) / divisor)
         };
+        // Experts without gates have ups alone.
+        let ups = format!("{matrix}.up_proj");
+        let gated = ranks.of(&ups).is_none() && alphas.of(&ups).is_none();
         let stack = matrix.ends_with(".experts").then(|| Stack::Parameter {
-            gate_up: scaled(&format!("{matrix}.gate_up_proj")),
+            gate_up: scaled(&if gated { format!("{matrix}.gate_up_proj") } else { ups }),
             down: scaled(&format!("{matrix}.down_proj")),
             old,
         });

@@ -8,6 +8,8 @@ use formats::{
     Tensors, shape,
 };
 use models::Config;
+use ops::Op;
+use ops::gradient::Gradient;
 use ops::low_rank::{Delta, Gain};
 use program::{AdapterFactors, Program, Site, WeightId};
 
@@ -29,8 +31,12 @@ impl Base<'_> {
 
     /// For each row of a site, the row of Hugging Face's form that it is: GGUF files of some
     /// architectures, and Mistral's own, have the pairs that rotate together side by side, where
-    /// Hugging Face has them half a head apart. None where the order is the same.
+    /// Hugging Face has them half a head apart, and those of Qwen3.5 have the heads of a net's
+    /// values by turns. None where the order is the same.
     pub fn order(&self, site: &Site) -> Option<Vec<usize>> {
+        if let Some(rows) = self.by_turns(site, site.output) {
+            return (!site.name.ends_with(".delta.o")).then_some(rows);
+        }
         let rope = self.config.rope.as_ref();
         let adjacent = rope.is_some_and(|rope| rope.pairing == Pairing::Adjacent);
         let mistrals = self.tensors.folder().is_some_and(Folder::is_mistrals);
@@ -38,10 +44,43 @@ impl Base<'_> {
             .then(|| self.of_heads(site, |i, half| i % 2 * half + i / 2))?
     }
 
+    /// The same of columns: of what reads the values of such a net.
+    pub fn column_order(&self, site: &Site) -> Option<Vec<usize>> {
+        self.by_turns(site, site.input).filter(|_| site.name.ends_with(".delta.o"))
+    }
+
+    /// Rows or columns of a delta net's matrix, `count` of them, of a GGUF file that has the heads of
+    /// values by turns: one of each key's, then another of each. For each, that of Hugging Face's
+    /// form, which has all of a key's heads one behind the other.
+    fn by_turns(&self, site: &Site, count: usize) -> Option<Vec<usize>> {
+        let (_, part) = site.name.split_once(".delta.").filter(|_| self.is_gguf())?;
+        let net = self.program.nodes.iter().find_map(|node| match &node.op {
+            Op::DeltaNet(net) => Some(net),
+            Op::Gradient(Gradient::PackedDelta(of)) => Some(&of.0),
+            _ => None,
+        });
+        let net = net.filter(|net| net.tiled)?;
+        // Elements of a head, and those in front of all heads.
+        let (each, first) = match part {
+            "a" | "b" => (1, 0),
+            "z" | "o" => (net.value_dim, 0),
+            "qkv" => (net.value_dim, 2 * net.key_heads * net.key_dim),
+            _ => return None,
+        };
+        let own = |i: usize| {
+            let (head, within) = (i / each, i % each);
+            let (key, turn) = (head % net.key_heads, head / net.key_heads);
+            first + (key * (net.heads / net.key_heads) + turn) * each + within
+        };
+        let all = (0..first).chain((0..net.heads * each).map(own));
+        Some(all.collect()).filter(|all: &Vec<usize>| all.len() == count)
+    }
+
     /// Whether GGUF files have the rows or columns of a site in another order than Hugging Face's
-    /// form, and not for rotations: see [`Config::gguf_orders`].
+    /// form, and not for rotations, which is not known: see [`Config::gguf_orders`].
     pub fn reorders(&self, site: &Site) -> bool {
-        self.config.gguf_orders.iter().any(|part| site.name.contains(part))
+        let known = self.order(site).is_some() || self.column_order(site).is_some();
+        !known && self.config.gguf_orders.iter().any(|part| site.name.contains(part))
     }
 
     /// Rows of a site that rotates, each head's in an order that is given half a head.
@@ -148,6 +187,11 @@ impl File {
                     gain: None,
                     element: DType::F32,
                 };
+                if let Some(order) = self.column_order(base, site) {
+                    let rows = delta.down.chunks_exact(order.len());
+                    let row = |row: &[f32]| order.iter().map(|i| row[*i]).collect::<Vec<f32>>();
+                    delta.down = rows.flat_map(row).collect();
+                }
                 let mut own = magnitude.as_ref().map(|all| reordered(all, 1, &rows));
                 if let Some(order) = self.order(base, site) {
                     delta.up = reordered(&delta.up, rank, &order);
@@ -374,6 +418,11 @@ impl File {
                     .then(|| base.of_heads(site, |i, half| i % half * 2 + i / half))?
             }
         }
+    }
+
+    /// The same of columns.
+    fn column_order(&self, base: &Base<'_>, site: &Site) -> Option<Vec<usize>> {
+        base.column_order(site).filter(|_| self.kind != AdapterFormat::Gguf)
     }
 
     /// Copies of the base's tables must be the base's: others mean that they were trained or

@@ -245,6 +245,59 @@ impl Source {
         }
     }
 
+    fn parts_mut(&mut self) -> &mut [Source] {
+        match self {
+            Source::Rows { of, .. } | Source::Columns { of, .. } => std::slice::from_mut(of),
+            Source::Plus(of, _)
+            | Source::Times(of, _)
+            | Source::NegExp(of)
+            | Source::UnitRows(of)
+            | Source::Decoded(of)
+            | Source::Transpose(of)
+            | Source::Permute(of, _)
+            | Source::Reshape(of, _) => std::slice::from_mut(of),
+            Source::Concat(all) | Source::Stack(all) => all,
+            Source::Affine { .. } | Source::Quantised(_) => &mut [],
+            Source::Tensor(_) | Source::Zeros(_) => &mut [],
+            Source::Sines { .. } | Source::Normal { .. } => &mut [],
+        }
+    }
+
+    /// The recipe with another one in the place of each part for which there is one: of what it is
+    /// made of, the outermost.
+    pub fn replaced(&self, other: &dyn Fn(&Source) -> Option<Source>) -> Source {
+        other(self).unwrap_or_else(|| {
+            let mut new = self.clone();
+            new.parts_mut().iter_mut().for_each(|part| *part = part.replaced(other));
+            new
+        })
+    }
+
+    /// The recipe without the numbers by which parts of it are multiplied; and the number by which
+    /// each element is.
+    ///
+    /// # Errors
+    /// As [`Source::describe`].
+    pub fn factors(&self, tensors: &Tensors) -> Result<(Source, Vec<f32>)> {
+        fn bare(source: &Source) -> Source {
+            source.replaced(&|part| match part {
+                Source::Times(of, _) => Some(bare(of)),
+                _ => None,
+            })
+        }
+        let shapes: Vec<(String, Vec<usize>)> = self
+            .tensors()
+            .into_iter()
+            .map(|name| Ok((name.to_owned(), tensor(tensors, name)?.shape.to_vec())))
+            .collect::<Result<_>>()?;
+        let ones = self.replaced(&|part| {
+            let Source::Tensor(name) = part else { return None };
+            let (_, shape) = shapes.iter().find(|(own, _)| own == name)?;
+            Some(Source::Plus(Box::new(Source::Zeros(shape.clone())), 1.0))
+        });
+        Ok((bare(self), ones.read(tensors)?.to_f32()?))
+    }
+
     /// Whether what is stored is transposed.
     pub fn turns(&self) -> bool {
         matches!(self, Source::Transpose(_)) || self.parts().iter().any(Source::turns)

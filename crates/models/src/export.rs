@@ -189,7 +189,8 @@ impl Architecture {
             "granitemoe" | "granitemoeshared" | "granitemoehybrid" | "granitemoe_swa" => {
                 "block_sparse_moe.experts"
             }
-            "lfm2_moe" | "llama4" => "feed_forward.experts",
+            "jamba" | "lfm2_moe" | "llama4" => "feed_forward.experts",
+            "nemotron_h" | "nemotron_h_moe" => "mixer.experts",
             _ => "mlp.experts",
         }
     }

@@ -1,7 +1,7 @@
 //! Low-rank factors of experts, as PEFT names, begins and stores those of its `target_parameters`.
 //!
 //! Of each mixture, gates and ups have one parameter `A` `[experts * rank, width]` and one `B`
-//! `[2, experts * rank, ff]`, the second matrices `[experts * rank, ff]` and `[experts * rank,
+//! `[2, experts * rank, ff]`, of which there is one half where gates are ups; the second matrices have `[experts * rank, ff]` and `[experts * rank,
 //! width]`: rows of ranks, as [`ops::gradient::ExpertFactors`] has them.
 
 use crate::peft::{Draws, bytes, placed};
@@ -26,6 +26,8 @@ pub(crate) struct ExpertModule {
     sizes: Sizes,
     rank: usize,
     how: ExpertFactors,
+    /// Whether gates are ups: one matrix whose factors both have.
+    ups_alone: bool,
     /// The weights, in the order of [`ExpertFactors`].
     weights: Vec<WeightId>,
 }
@@ -43,8 +45,7 @@ pub(crate) struct ExpertWeight {
 /// gates and ups, and beside second matrices, by the names of their stacks.
 ///
 /// # Errors
-/// Experts without gates, whose one matrix is recorded twice; a mixture without a block, which is a
-/// fault of the Program.
+/// A mixture without a block, which is a fault of the Program.
 pub(crate) fn adapt(
     base: &Base<'_>,
     program: &Program,
@@ -64,12 +65,7 @@ pub(crate) fn adapt(
             adapted.nodes.push(node.clone());
             continue;
         }
-        let [gates, ups] = [0, 1].map(|i| &program.weights[node.weights[i].0].source);
-        if gates == ups {
-            let expected = "experts whose gates are matrices of their own";
-            let error = Error::new(&stacks[0], expected, "experts without gates");
-            return Err(error.of(ErrorKind::Unsupported));
-        }
+        let ups_alone = node.weights[0] == node.weights[1];
         let block = stacks[0].strip_prefix("blocks.").and_then(|name| name.split('.').next());
         let block = block.ok_or_else(|| Error::new(&stacks[0], "experts of a block", "others"))?;
         let module = base.config.architecture.experts_module();
@@ -89,7 +85,7 @@ pub(crate) fn adapt(
         let own = [&node.weights[..], &weights].concat();
         adapted.nodes.push(Node { op, weights: own, ..node.clone() });
         let rank = options.rank;
-        all.push(ExpertModule { name, stacks, sizes, rank, how, weights });
+        all.push(ExpertModule { name, stacks, sizes, rank, how, ups_alone, weights });
     }
     adapted.verify()?;
     Ok((adapted, all))
@@ -109,7 +105,8 @@ struct Half<'a> {
 impl ExpertModule {
     fn halves(&self) -> Vec<Half<'_>> {
         let Sizes { width, ff, .. } = self.sizes;
-        let both = Half { of: self, gate_up: true, input: width, output: ff, parts: 2 };
+        let parts = if self.ups_alone { 1 } else { 2 };
+        let both = Half { of: self, gate_up: true, input: width, output: ff, parts };
         let outer = Half { of: self, gate_up: false, input: ff, output: width, parts: 1 };
         let all = [(self.how.halves, both), (self.how.outer, outer)];
         all.into_iter().filter(|(has, _)| *has).map(|(_, half)| half).collect()
@@ -128,10 +125,12 @@ impl ExpertModule {
             let (parameter, [low, high]) = (first + 2 * i, half.elements());
             let down = weights.by_ref().take(1).map(|weight| (weight, parameter, 0..low, false));
             all.extend(down);
-            let ups = weights.by_ref().take(half.parts).enumerate();
-            all.extend(
-                ups.map(|(i, weight)| (weight, parameter + 1, i * high..(i + 1) * high, true)),
-            );
+            let ups = weights.by_ref().take(if half.gate_up { 2 } else { 1 }).enumerate();
+            // Gates that are ups have the same elements, whose gradients add up.
+            all.extend(ups.map(|(i, weight)| {
+                let part = i.min(half.parts - 1);
+                (weight, parameter + 1, part * high..(part + 1) * high, true)
+            }));
         }
         let weight = |(weight, parameter, elements, up): (&WeightId, usize, _, bool)| {
             ExpertWeight { weight: *weight, parameter, elements, up }
@@ -167,7 +166,7 @@ impl ExpertModule {
         adapter: &AdapterFactors,
     ) -> Result<()> {
         for (half, own) in self.halves().into_iter().zip(parameters.chunks_exact_mut(2)) {
-            let stacks = if half.gate_up { &self.stacks[..2] } else { &self.stacks[2..] };
+            let stacks = if half.gate_up { &self.stacks[..half.parts] } else { &self.stacks[2..] };
             let high = half.elements()[1];
             for (part, stack) in stacks.iter().enumerate() {
                 let delta = adapter.deltas.get(stack);
@@ -233,7 +232,8 @@ impl ExpertModule {
 
     /// The parameters of Hugging Face's model that have factors, by their whole names.
     pub(crate) fn targets(&self) -> Vec<String> {
-        let end = |half: Half<'_>| if half.gate_up { "gate_up_proj" } else { "down_proj" };
+        let first = if self.ups_alone { "up_proj" } else { "gate_up_proj" };
+        let end = |half: Half<'_>| if half.gate_up { first } else { "down_proj" };
         self.halves().into_iter().map(|half| format!("{}.{}", self.name, end(half))).collect()
     }
 }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 /// How a weight is made of the numbers of the files, which are trained.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Made {
     /// It is they.
     AsStored,
@@ -21,6 +21,10 @@ pub(crate) enum Made {
     NegExp,
     /// Their exponentials.
     Exp,
+    /// Each times a number of its own, such as those of Falcon-H1's channels, or all times one.
+    Times(Vec<f32>),
+    /// Rows of so many, each divided by its length.
+    UnitRows(usize),
 }
 
 /// A weight, and how it is made of the numbers of a parameter.
@@ -88,41 +92,98 @@ impl Places {
 
 impl Made {
     /// The weight's elements, of the files' numbers.
-    pub(crate) fn apply(self, values: &mut [f32]) {
+    pub(crate) fn apply(&self, values: &mut [f32]) {
         match self {
             Made::AsStored => {}
             Made::Plus(plus) => values.iter_mut().for_each(|value| *value += plus),
             Made::NegExp => values.iter_mut().for_each(|value| *value = -value.exp()),
             Made::Exp => values.iter_mut().for_each(|value| *value = value.exp()),
+            Made::Times(by) => {
+                values.iter_mut().zip(by.iter().cycle()).for_each(|(value, by)| *value *= by);
+            }
+            Made::UnitRows(columns) => {
+                for row in values.chunks_exact_mut(*columns) {
+                    let length = length(row);
+                    row.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);
+                }
+            }
         }
     }
 
-    /// How an element changes with its number.
-    pub(crate) fn slope(self, value: f32) -> f32 {
+    /// The gradients of the numbers `values`, from those of the weight's elements, in their place.
+    pub(crate) fn back(&self, values: &[f32], gradients: &mut [f32]) {
+        let each = gradients.iter_mut().zip(values);
         match self {
-            Made::AsStored | Made::Plus(_) => 1.0,
-            Made::NegExp => -value.exp(),
-            Made::Exp => value.exp(),
+            Made::AsStored | Made::Plus(_) => {}
+            Made::NegExp => each.for_each(|(slope, value)| *slope *= -value.exp()),
+            Made::Exp => each.for_each(|(slope, value)| *slope *= value.exp()),
+            Made::Times(by) => {
+                each.zip(by.iter().cycle()).for_each(|((slope, _), by)| *slope *= by);
+            }
+            Made::UnitRows(columns) => {
+                let rows = gradients.chunks_exact_mut(*columns);
+                for (slopes, row) in rows.zip(values.chunks_exact(*columns)) {
+                    let length = length(row);
+                    let unit = |value: f32| f64::from(value) / length;
+                    // What would change the length alone is left out.
+                    let terms = slopes.iter().zip(row);
+                    let along: f64 = terms.map(|(slope, v)| f64::from(*slope) * unit(*v)).sum();
+                    for (slope, value) in slopes.iter_mut().zip(row) {
+                        let across = f64::from(*slope) - along * unit(*value);
+                        *slope = (across / length) as f32;
+                    }
+                }
+            }
         }
     }
 }
 
+/// The length of a row, as [`Source::UnitRows`] has it.
+fn length(row: &[f32]) -> f64 {
+    row.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt().max(1e-12)
+}
+
 /// How a recipe makes its weight, and the recipe of the files' own numbers.
-fn made(source: &Source) -> (Made, Cow<'_, Source>) {
+///
+/// # Errors
+/// Tensors that are missing.
+fn made<'a>(source: &'a Source, tensors: &Tensors) -> Result<(Made, Cow<'a, Source>)> {
+    let found = elementwise(source);
+    if found.0 != Made::AsStored {
+        return Ok(found);
+    }
+    Ok(match source {
+        Source::UnitRows(of) => {
+            let columns = of.describe(tensors)?.shape.iter().skip(1).product();
+            (Made::UnitRows(columns), Cow::Borrowed(of.as_ref()))
+        }
+        source if source.is_multiplied() => {
+            let (bare, mut factors) = source.factors(tensors)?;
+            if factors.windows(2).all(|pair| pair[0] == pair[1]) {
+                factors.truncate(1);
+            }
+            (Made::Times(factors), Cow::Owned(bare))
+        }
+        _ => found,
+    })
+}
+
+/// The same of what is done to each element alike; as stored where more is done.
+fn elementwise(source: &Source) -> (Made, Cow<'_, Source>) {
     let as_it_is = || (Made::AsStored, Cow::Borrowed(source));
     // Of what only moves numbers, what is inside makes them.
-    let moved = |of: &Source, outside: &dyn Fn(Source) -> Source| match made(of) {
+    let moved = |of: &Source, outside: &dyn Fn(Source) -> Source| match elementwise(of) {
         (Made::AsStored, _) => as_it_is(),
         (made, of) => (made, Cow::Owned(outside(of.into_owned()))),
     };
     match source {
-        Source::Plus(of, plus) => match made(of) {
+        Source::Plus(of, plus) => match elementwise(of) {
             (Made::AsStored, of) => (Made::Plus(*plus), of),
             (Made::Plus(more), of) => (Made::Plus(plus + more), of),
-            (Made::NegExp | Made::Exp, _) => as_it_is(),
+            _ => as_it_is(),
         },
         Source::NegExp(of) => (Made::NegExp, Cow::Borrowed(of.as_ref())),
-        Source::Times(of, by) if *by == -1.0 => match made(of) {
+        Source::Times(of, by) if *by == -1.0 => match elementwise(of) {
             (Made::NegExp, of) => (Made::Exp, of),
             _ => as_it_is(),
         },
@@ -157,10 +218,10 @@ pub(crate) fn parameters(
     let (mut trained, mut all) = (Vec::new(), Vec::new());
     for id in used {
         let weight = &program.weights[id.0];
-        let (made, source) = made(&weight.source);
-        if source.tensors().is_empty() {
+        if weight.source.tensors().is_empty() {
             continue;
         }
+        let (made, source) = made(&weight.source, tensors).map_err(|e| weight.named(e))?;
         let encoded = source.read(tensors).map_err(|e| weight.named(e))?;
         let runs = source.runs(tensors)?;
         let decoded = source.is_decoded() && runs.is_none();
@@ -178,6 +239,10 @@ pub(crate) fn parameters(
             }
             _ => None,
         };
+        // Numbers that come several times are multiplied alike.
+        let apart =
+            matches!(&made, Made::UnitRows(_)) || matches!(&made, Made::Times(by) if by.len() > 1);
+        let found = found.filter(|repeated| !(apart && repeated.is_some()));
         let Some(found) = found else {
             let expected = "a matrix or a vector of the files' own numbers";
             return Err(Error::new(&weight.name, expected, "one that is made of them")
@@ -230,7 +295,7 @@ pub(crate) fn export(
             None => Cow::Borrowed(&parameter.values[..]),
         };
         let mut values = all.iter();
-        let (_, source) = made(&program.weights[id.0].source);
+        let (_, source) = made(&program.weights[id.0].source, tensors)?;
         for run in source.runs(tensors)?.unwrap_or_default() {
             let own = values.by_ref().take(run.count);
             let Some(tensor) = run.tensor else {
@@ -279,5 +344,41 @@ fn encoded(values: &[f32], dtype: DType) -> Vec<u8> {
         DType::BF16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
         DType::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
         _ => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Made;
+
+    /// Gradients of what is stored are slopes of sums of what is made of it.
+    #[test]
+    fn gradients_go_back_through_what_weights_are_made_by() {
+        let values = [0.4f32, -1.2, 0.7, 0.3, 0.9, -0.5];
+        let along = [1.0f32, 0.5, -2.0, 0.25, 1.5, -1.0];
+        for made in [
+            Made::AsStored,
+            Made::Plus(1.0),
+            Made::NegExp,
+            Made::Exp,
+            Made::Times(vec![2.0]),
+            Made::Times(vec![2.0, 0.5, -1.0, 3.0, 0.25, 1.0]),
+            Made::UnitRows(3),
+        ] {
+            let mut found = along;
+            made.back(&values, &mut found);
+            for i in 0..values.len() {
+                let sum = |by: f32| {
+                    let mut moved = values;
+                    moved[i] += by;
+                    made.apply(&mut moved);
+                    let terms = moved.iter().zip(along);
+                    terms.map(|(v, along)| f64::from(*v) * f64::from(along)).sum::<f64>()
+                };
+                let slope = (sum(1e-2) - sum(-1e-2)) / 2e-2;
+                let off = (slope - f64::from(found[i])).abs();
+                assert!(off < 1e-3 * slope.abs().max(1.0), "{made:?}: {i}: {slope} {}", found[i]);
+            }
+        }
     }
 }

@@ -301,7 +301,13 @@ pub(crate) fn export(
 ) -> Result<Vec<(String, Vec<u8>)>> {
     let mut stored: Vec<(&Parameter, Vec<u8>)> = Vec::new();
     for (factors, own) in factors.iter().zip(parameters.chunks_exact(count(options))) {
-        stored.push((&own[0], bytes(&own[0].values)));
+        let mut down = own[0].values.clone();
+        let first = factors.parts.first().map(|part| part.matrix);
+        let site = sites.iter().find(|site| Some(site.weight) == first);
+        if let Some(order) = site.and_then(|site| base.column_order(site)) {
+            down.chunks_exact_mut(order.len()).for_each(|row| unorder(row, 1, Some(order.clone())));
+        }
+        stored.push((&own[0], bytes(&down)));
         // What has a row for each of the matrix's.
         for (parameter, width) in own[1..].iter().zip([options.rank, 1]) {
             let mut values = vec![0.0; parameter.values.len()];

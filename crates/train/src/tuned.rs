@@ -411,11 +411,15 @@ impl Tuned {
         if self.updates_there() { self.runner.update_bytes() } else { 0 }
     }
 
-    /// Whether the device makes the updates: of parameters that are its weights as they are.
+    /// Whether the device makes the updates: of parameters that are its weights as they are, one each.
     fn updates_there(&self) -> bool {
         let as_stored = |own: &Trained| own.made == Made::AsStored && own.places.is_none();
         let bare = |own: &Trained| own.lengths.is_none() && as_stored(own);
-        self.runner.is_device() && self.trained.iter().all(bare)
+        // Elements of several weights are updated by the sum of their gradients.
+        let shared = self.trained.windows(2).any(|pair| {
+            pair[0].parameter == pair[1].parameter && pair[0].elements == pair[1].elements
+        });
+        self.runner.is_device() && !shared && self.trained.iter().all(bare)
     }
 
     /// The seconds that each operation of the last batch takes, by name, if the device can tell.
@@ -612,18 +616,16 @@ impl Trainable for Tuned {
         let loss = loss(batch, results.get(0))?;
         for (i, own) in self.trained.iter().enumerate() {
             let sums = &mut gradients[own.parameter][own.elements.clone()];
-            let found = match &own.places {
+            let mut found = match &own.places {
                 Some(places) => Cow::Owned(places.added(results.get(i + 1), sums.len())),
                 None => Cow::Borrowed(results.get(i + 1)),
             };
-            let each = sums.iter_mut().zip(&found[..]);
             let values = &self.parameters[own.parameter].values[own.elements.clone()];
+            if own.made != Made::AsStored {
+                own.made.back(values, found.to_mut());
+            }
+            let each = sums.iter_mut().zip(&found[..]);
             match &own.lengths {
-                None if matches!(own.made, Made::NegExp | Made::Exp) => {
-                    each.zip(values).for_each(|((sum, more), a)| {
-                        *sum += more * own.made.slope(*a);
-                    })
-                }
                 None => each.for_each(|(sum, more)| *sum += more),
                 Some(lengths) => each.zip(&lengths.values).for_each(|((sum, more), length)| {
                     *sum += (f64::from(*more) / length) as f32;

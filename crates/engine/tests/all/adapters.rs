@@ -42,6 +42,8 @@ const CASES: &[(&str, &str, &[&str])] = &[
     ("transposed", "gpt2", &["transposed"]),
     ("three", "llama2", &["three"]),
     ("hybrid", "qwen3.5-shared", &["hybrid"]),
+    // Which has heads of values in another order.
+    ("hybrid", "qwen3.5-shared/model.f32.gguf", &["hybrid"]),
     ("next", "qwen3-next", &["next"]),
     ("neox", "gpt-neox", &["neox"]),
     ("pieces", "olmo_hybrid", &["pieces"]),
@@ -341,11 +343,9 @@ fn come_and_go(on: fn(LoadOptions) -> LoadOptions) {
 /// GGUF files have these heads in another order than PEFT's factors.
 #[test]
 fn matrices_whose_heads_lie_otherwise_are_refused() {
-    for (base, adapter) in [("gpt-neox", "neox"), ("qwen3.5-shared", "hybrid")] {
-        let path = root().join(base).join("model.f32.gguf");
-        let why = Engine::load(path, &options(&[adapter], 0)).err().unwrap().to_string();
-        assert!(why.contains("rows lie alike") && why.contains("safetensors"), "{why}");
-    }
+    let path = root().join("gpt-neox/model.f32.gguf");
+    let why = Engine::load(path, &options(&["neox"], 0)).err().unwrap().to_string();
+    assert!(why.contains("rows lie alike") && why.contains("safetensors"), "{why}");
 }
 
 #[test]

@@ -83,3 +83,22 @@ fn what_does_not_fit_is_refused() {
     assert!(record(&[("x", &[2, 3]), ("w", &[4, 2])]).contains("linear"));
     assert!(record(&[("x", &[3]), ("w", &[4, 3])]).contains("[rows, width]"));
 }
+
+/// The mean squared error of predictions, and how it changes with them.
+#[test]
+fn squared_errors_have_gradients() {
+    let shape: &[usize] = &[2, 3];
+    let f = Function::record(&[("predicted", shape), ("wanted", shape)], |given| {
+        let gap = given.rows("predicted")?.add(&given.rows("wanted")?.scale(-1.0));
+        Ok(gap.mul(&gap).scale(1.0 / 6.0))
+    });
+    let (x, y) = ([0.5, -1.0, 2.0, 0.25, 1.5, -0.75], [1.0, -0.5, 1.0, 0.0, 1.5, 0.25]);
+    let both = value_and_grad(&f.unwrap(), &["predicted"]).unwrap();
+    let (value, gradients) = both.call(&[&x, &y]).unwrap();
+    let gaps = x.iter().zip(y).map(|(x, y)| x - y);
+    let mean = gaps.clone().map(|gap: f32| gap * gap).sum::<f32>() / 6.0;
+    assert!((value - mean).abs() < 1e-6, "{value} {mean}");
+    for (found, gap) in gradients[0].iter().zip(gaps) {
+        assert!((found - gap / 3.0).abs() < 1e-6, "{found} {gap}");
+    }
+}

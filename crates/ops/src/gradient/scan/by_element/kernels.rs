@@ -75,6 +75,9 @@ fn require_operands(form: PackedForm) {
     ]);
 }
 
+/// How many numbers a row has besides, and what reads them.
+type More<'a> = (u32, &'a dyn Fn(Val<u32>) -> Vec<Val<f32>>);
+
 /// The rows of packed sequences, as a lane reads them.
 #[derive(Clone, Copy)]
 struct Rows {
@@ -104,7 +107,7 @@ impl Rows {
         &self,
         rows: [Val<u32>; 2],
         back: bool,
-        (count, ask): (u32, &dyn Fn(Val<u32>) -> Vec<Val<f32>>),
+        (count, ask): More<'_>,
         body: impl Fn(Val<u32>, Row<'_>),
     ) {
         let Rows { lane, groups, .. } = *self;
@@ -268,7 +271,7 @@ pub fn scan_gradients_by_element(
     let registers = || Regs::<f32>::new(form.registers(), 0.0);
     let (matrix, change, total) = (registers(), registers(), registers());
     let begins = |row: Val<u32>| Order::eq(positions.get(row), 0u32);
-    let nothing: (u32, &dyn Fn(Val<u32>) -> Vec<Val<f32>>) = (0, &|_| Vec::new());
+    let nothing: More<'_> = (0, &|_| Vec::new());
     rows.each([0u32.val(), tokens], false, nothing, |number, row| {
         when(Order::eq(number % block, 0u32), || lane.leave(matrix, before, number / block));
         row.advance(matrix, &row.gates(decays, begins(number)));
