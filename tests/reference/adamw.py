@@ -20,7 +20,7 @@ SHAPES = {"a": (5, 3), "b": (2, 4), "norm": (6,)}
 def main():
     torch.manual_seed(11)
     tensors = {}
-    for schedule in ["constant_with_warmup", "linear", "cosine"]:
+    for schedule in ["constant_with_warmup", "linear", "cosine", "cosine_with_min_lr"]:
         start = {name: torch.randn(shape) for name, shape in SHAPES.items()}
         # Some gradients are longer than what they are clipped to, others are not.
         sizes = torch.logspace(-2, 1, STEPS)[torch.randperm(STEPS)]
@@ -31,7 +31,8 @@ def main():
             {"params": [parameters["norm"]], "weight_decay": 0.0},
         ]
         optimiser = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.99), eps=1e-8, foreach=False)
-        scheduler = get_scheduler(schedule, optimiser, WARMUP, STEPS)
+        least = {"min_lr": 0.002} if schedule == "cosine_with_min_lr" else {}
+        scheduler = get_scheduler(schedule, optimiser, WARMUP, STEPS, scheduler_specific_kwargs=least)
         rates, norms = [], []
         for step in range(STEPS):
             for name, parameter in parameters.items():

@@ -37,7 +37,7 @@ pub(crate) struct Tune {
     #[arg(short, long, value_name = "FILE", required_unless_present = "resume")]
     pub(crate) data: Option<PathBuf>,
     /// The folder to write [default: the name of the data with -lora behind it, -tuned with --full]
-    #[arg(short, long, value_name = "FOLDER")]
+    #[arg(short, long, alias = "adapter-path", value_name = "FOLDER")]
     pub(crate) out: Option<PathBuf>,
     /// Go on with the run in that folder, with the flags that it was begun with
     #[arg(long)]
@@ -49,9 +49,12 @@ pub(crate) struct Tune {
     /// Prompts and completions are text to continue, though the model has a chat template
     #[arg(long)]
     pub(crate) raw: bool,
+    /// Learn prompts, too, where answers and completions alone would be learned
+    #[arg(long, conflicts_with = "preference")]
+    pub(crate) prompts: bool,
     /// Most tokens of an example; texts are cut there into several [default: what the model was
     /// trained for, 1024 for plain text]
-    #[arg(long, alias = "ctx", value_name = "N", value_parser = whole(2..=MOST))]
+    #[arg(long, aliases = ["ctx", "max-seq-length"], value_name = "N", value_parser = whole(2..=MOST))]
     pub(crate) context: Option<u64>,
     /// Take the end of examples that are longer away, instead of refusing them
     #[arg(long)]
@@ -69,7 +72,7 @@ pub(crate) struct Tune {
     pub(crate) sample_every: Option<u64>,
     /// Updates between two checkpoints: what a crash costs at most [default: a twentieth of the
     /// run, a hundred at most]
-    #[arg(long, value_name = "N", value_parser = positive())]
+    #[arg(long, aliases = ["save-every", "save-steps"], value_name = "N", value_parser = positive())]
     pub(crate) checkpoint_every: Option<u64>,
     /// Threads [default: the physical cores]
     #[arg(short, long, value_name = "N", value_parser = whole(1..=1024))]
@@ -95,18 +98,18 @@ pub(crate) struct LoraArgs {
     #[arg(long, conflicts_with = "full")]
     pub(crate) lora: bool,
     /// Train all weights of a model folder in 16 or 32 bits in place of an adapter, and write a
-    /// model folder
-    #[arg(long, conflicts_with_all = ["rank", "alpha", "rslora", "dora", "sites", "layers", "from"])]
+    /// model folder; with --layers those of the last blocks
+    #[arg(long, conflicts_with_all = ["rank", "alpha", "rslora", "dora", "sites", "from"])]
     pub(crate) full: bool,
     /// Go on from this adapter, with its rank, matrices and kind, instead of from one that changes
     /// nothing; with --dpo, hinge or ipo, answers are compared with what it makes of them
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["rank", "alpha", "rslora", "dora", "sites", "layers"])]
+    #[arg(long, alias = "resume-adapter-file", value_name = "PATH", conflicts_with_all = ["rank", "alpha", "rslora", "dora", "sites", "layers"])]
     pub(crate) from: Option<PathBuf>,
     /// Rank of the factors
-    #[arg(long, value_name = "R", default_value_t = 8, value_parser = whole(1..=4096))]
+    #[arg(long, alias = "lora-rank", value_name = "R", default_value_t = 8, value_parser = whole(1..=4096))]
     pub(crate) rank: u64,
     /// The factors' product counts ALPHA / R [default: twice the rank]
-    #[arg(long, value_name = "ALPHA", value_parser = above_zero)]
+    #[arg(long, alias = "lora-alpha", value_name = "ALPHA", value_parser = above_zero)]
     pub(crate) alpha: Option<f32>,
     /// It counts ALPHA / sqrt(R) instead (rsLoRA)
     #[arg(long)]
@@ -165,10 +168,10 @@ pub(crate) enum PairsArg {
 #[command(next_help_heading = "Updates")]
 pub(crate) struct UpdateArgs {
     /// Passes over the examples [default: 3]
-    #[arg(long, value_name = "N", value_parser = whole(1..=100_000), conflicts_with = "steps")]
+    #[arg(long, alias = "num-train-epochs", value_name = "N", value_parser = whole(1..=100_000), conflicts_with = "steps")]
     pub(crate) epochs: Option<u64>,
     /// Updates, over as many passes as they take
-    #[arg(long, value_name = "N", value_parser = whole(1..=100_000_000))]
+    #[arg(long, aliases = ["iters", "max-steps"], value_name = "N", value_parser = whole(1..=100_000_000))]
     pub(crate) steps: Option<u64>,
     /// Tokens that are computed together, packed from several examples [default: by the examples,
     /// 2048 at most but for longer ones]
@@ -176,21 +179,24 @@ pub(crate) struct UpdateArgs {
     pub(crate) batch_tokens: Option<u64>,
     /// Compute activations again for their gradients: a fraction of the memory, about a third more
     /// work, the same bits [default: if memory is short]
-    #[arg(long)]
+    #[arg(long, aliases = ["grad-checkpoint", "gradient-checkpointing"])]
     pub(crate) recompute: bool,
     /// Batches of an update
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive())]
+    #[arg(long, aliases = ["grad-accumulation-steps", "gradient-accumulation-steps"], value_name = "N", default_value_t = 1, value_parser = positive())]
     pub(crate) accumulate: u64,
     /// Greatest learning rate [default: by the width of the model; a tenth of it with --full and
     /// with pairs]
     #[arg(long, alias = "learning-rate", value_name = "X", value_parser = above_zero)]
     pub(crate) lr: Option<f32>,
+    /// Learning rate that it falls to
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = at_least_zero)]
+    pub(crate) min_lr: f32,
     /// How the learning rate goes on from there
-    #[arg(long, value_enum, default_value_t = ScheduleArg::Cosine)]
+    #[arg(long, alias = "lr-scheduler-type", value_enum, default_value_t = ScheduleArg::Cosine)]
     pub(crate) schedule: ScheduleArg,
-    /// Updates in which it rises from zero [default: a thirtieth of the run]
-    #[arg(long, value_name = "N", value_parser = whole(0..=100_000_000))]
-    pub(crate) warmup: Option<u64>,
+    /// Updates in which it rises from zero, or a share of the run (5%) [default: a thirtieth of it]
+    #[arg(long, alias = "warmup-steps", value_name = "N or SHARE")]
+    pub(crate) warmup: Option<Warmup>,
     /// Weight decay, of matrices
     #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = at_least_zero)]
     pub(crate) weight_decay: f32,
@@ -204,10 +210,10 @@ pub(crate) struct UpdateArgs {
     #[arg(long, value_name = "X", default_value_t = 1e-8, value_parser = above_zero)]
     pub(crate) adam_epsilon: f32,
     /// Greatest norm of the gradients, to which longer ones are scaled; 0: none
-    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = at_least_zero)]
+    #[arg(long, alias = "max-grad-norm", value_name = "X", default_value_t = 1.0, value_parser = at_least_zero)]
     pub(crate) clip: f32,
     /// Updates between two measurements of the held-out loss [default: a tenth of the run]
-    #[arg(long, value_name = "N", value_parser = positive())]
+    #[arg(long, aliases = ["steps-per-eval", "eval-steps"], value_name = "N", value_parser = positive())]
     pub(crate) evaluate_every: Option<u64>,
     /// End once the held-out loss was measured N times without falling
     #[arg(long, value_name = "N", value_parser = positive())]
@@ -258,6 +264,32 @@ impl From<ScheduleArg> for RateSchedule {
     }
 }
 
+/// Updates in which the learning rate rises.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Warmup {
+    Updates(u64),
+    /// A share of the run.
+    Share(f64),
+}
+
+impl FromStr for Warmup {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Warmup, String> {
+        let found = match text.strip_suffix('%') {
+            Some(share) => share_of(share).map(Warmup::Share),
+            None => text.parse().ok().filter(|n| *n <= 100_000_000).map(Warmup::Updates),
+        };
+        found.ok_or_else(|| "expected a number of updates, or a share below 100%".to_owned())
+    }
+}
+
+/// The share that a percentage says, from 0% to less than 100%.
+fn share_of(percent: &str) -> Option<f64> {
+    let share = percent.trim().parse().ok().filter(|share| (0.0..100.0).contains(share));
+    share.map(|share| share / 100.0)
+}
+
 /// The examples that are measured and not learned.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum HeldOut {
@@ -275,10 +307,9 @@ impl FromStr for HeldOut {
             return Ok(HeldOut::None);
         }
         let Some(share) = text.strip_suffix('%') else { return Ok(HeldOut::File(text.into())) };
-        let share = share.trim().parse().ok().filter(|share| (0.0..100.0).contains(share));
-        match share {
+        match share_of(share) {
             Some(0.0) => Ok(HeldOut::None),
-            Some(share) => Ok(HeldOut::Share(share / 100.0)),
+            Some(share) => Ok(HeldOut::Share(share)),
             None => Err("expected a share from 0% to less than 100%, a file, or none".to_owned()),
         }
     }
@@ -315,7 +346,18 @@ pub(crate) struct Eval {
 
 #[cfg(test)]
 mod tests {
-    use super::HeldOut;
+    use super::{HeldOut, Warmup};
+
+    #[test]
+    fn updates_that_warm_up_are_a_number_or_a_share() {
+        let warmup = |text: &str| text.parse::<Warmup>();
+        assert_eq!(warmup("20"), Ok(Warmup::Updates(20)));
+        assert_eq!(warmup("0"), Ok(Warmup::Updates(0)));
+        assert_eq!(warmup("5%"), Ok(Warmup::Share(0.05)));
+        for wrong in ["-1", "0.1", "100%", "x%", "200000000"] {
+            assert!(warmup(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn what_is_held_out_is_a_share_a_file_or_none() {

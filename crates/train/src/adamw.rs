@@ -165,6 +165,13 @@ pub enum RateSchedule {
 }
 
 impl RateSchedule {
+    /// The learning rate of update `step`, from 0, of `steps`, of which the first `warmup` rise from
+    /// zero to `most`; where it falls from there, it falls to `least`.
+    pub fn rate(self, [most, least]: [f64; 2], step: u64, steps: u64, warmup: u64) -> f64 {
+        let share = self.share(step, steps, warmup);
+        if step < warmup { most * share } else { least + (most - least) * share }
+    }
+
     /// The share of the learning rate in update `step`, from 0, of `steps`, of which the first
     /// `warmup` rise from zero.
     pub fn share(self, step: u64, steps: u64, warmup: u64) -> f64 {

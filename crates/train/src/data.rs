@@ -184,6 +184,8 @@ pub struct Reader<'a> {
     /// Whether a prompt and its completion are continued text although the model has a chat
     /// template.
     pub raw: bool,
+    /// Whether prompts are learned, too: every token counts.
+    pub prompts: bool,
     /// Tokens that an example has at most. Texts are cut there into several.
     pub context: usize,
     /// Whether what is longer and no text loses its end, instead of being refused.
@@ -288,6 +290,9 @@ impl Reader<'_> {
             example.tokens.truncate(self.context);
         }
         let end = example.tokens.len();
+        if self.prompts {
+            example.counted = std::iter::once(1..end).collect();
+        }
         let within =
             example.counted.into_iter().map(|range| range.start.max(1)..range.end.min(end));
         example.counted = within.filter(|range| !range.is_empty()).collect();

@@ -197,14 +197,16 @@ fn elementwise(source: &Source) -> (Made, Cow<'_, Source>) {
     }
 }
 
-/// Every weight of the files that a Program reads, in order, as they have it, and how it is made.
-/// Zeros beside the files' numbers are among a weight's values, and have no gradient.
+/// Every weight of the files that a Program reads and that is `wanted` by its name, in order, as they
+/// have it, and how it is made. Zeros beside the files' numbers are among a weight's values, and have
+/// no gradient.
 ///
 /// # Errors
 /// A GGUF file, quantised weights, or weights that are not elements of the files, by name.
 pub(crate) fn parameters(
     program: &Program,
     tensors: &Tensors,
+    wanted: &dyn Fn(&str) -> bool,
 ) -> Result<(Vec<MadeWeight>, Vec<Parameter>)> {
     if tensors.folder().is_none() {
         let found = tensors.path().display().to_string();
@@ -218,7 +220,7 @@ pub(crate) fn parameters(
     let (mut trained, mut all) = (Vec::new(), Vec::new());
     for id in used {
         let weight = &program.weights[id.0];
-        if weight.source.tensors().is_empty() {
+        if weight.source.tensors().is_empty() || !wanted(&weight.name) {
             continue;
         }
         let (made, source) = made(&weight.source, tensors).map_err(|e| weight.named(e))?;

@@ -70,6 +70,25 @@ fn ends(name: &str, end: &str) -> bool {
     name.strip_suffix(end).is_some_and(|front| front.is_empty() || front.ends_with('.'))
 }
 
+/// The first of the last `layers` of a model's blocks, of which there are `all`; the first of all if
+/// none are named.
+///
+/// # Errors
+/// None, or more than there are.
+pub(crate) fn first_block(layers: Option<usize>, all: usize) -> Result<usize> {
+    match layers {
+        Some(layers) if layers == 0 || layers > all => {
+            Err(Error::new("layers", format!("1 to {all}, the blocks of the model"), layers))
+        }
+        layers => Ok(all - layers.unwrap_or(all)),
+    }
+}
+
+/// Whether a name is of a block that is no earlier than `first`.
+pub(crate) fn is_from(name: &str, first: usize) -> bool {
+    block(name).is_some_and(|block| block >= first)
+}
+
 /// The block of a name such as `blocks.3.mlp.up`.
 fn block(name: &str) -> Option<usize> {
     name.strip_prefix("blocks.")?.split('.').next()?.parse().ok()
@@ -93,15 +112,9 @@ pub(crate) fn modules(base: &Base<'_>, options: &LoraOptions) -> Result<Vec<(Sit
     if wanted.is_empty() && !options.sites.is_empty() {
         return Ok(Vec::new());
     }
-    let (wanted, all) = (&wanted[..], base.config.layers);
-    if let Some(layers) = options.layers.filter(|layers| *layers == 0 || *layers > all) {
-        return Err(Error::new("layers", format!("1 to {all}, the blocks of the model"), layers));
-    }
-    let first = options.layers.map_or(0, |layers| all - layers);
-    let late = |site: &Site| match options.layers {
-        None => true,
-        Some(_) => block(&site.name).is_some_and(|block| block >= first),
-    };
+    let wanted = &wanted[..];
+    let first = first_block(options.layers, base.config.layers)?;
+    let late = |site: &Site| options.layers.is_none() || is_from(&site.name, first);
     let sites = base.program.adaptable().into_iter();
     let matrix = |site: &Site| !site.gathers && site.experts.is_none();
     // Transformers' kernels read the last matrix of a state space past its module, so that PEFT

@@ -39,6 +39,8 @@ pub struct Settings {
     pub rate: f64,
     /// How it goes on from there.
     pub schedule: RateSchedule,
+    /// The learning rate that it falls to.
+    pub least: f64,
     /// Updates in which it rises from zero.
     pub warmup: u64,
     /// The optimiser.
@@ -211,13 +213,17 @@ impl Settings {
     fn identity(&self) -> Vec<(String, String)> {
         let o = &self.optimiser;
         let named = |name: &str, value: String| (name.to_owned(), value);
+        let least = match self.least {
+            0.0 => String::new(),
+            least => format!(" to {least}"),
+        };
         vec![
             named("seed", self.seed.to_string()),
             named("length", format!("{:?}", self.length)),
             named("batch tokens", self.batch_tokens.to_string()),
             named("accumulation", self.accumulate.to_string()),
             named("learning rate", self.rate.to_string()),
-            named("schedule", format!("{:?}, {} to warm up", self.schedule, self.warmup)),
+            named("schedule", format!("{:?}{least}, {} to warm up", self.schedule, self.warmup)),
             named(
                 "optimiser",
                 format!(

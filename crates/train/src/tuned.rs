@@ -338,10 +338,28 @@ impl Tuned {
     /// A model that cannot be read, is quantised or has an operation that has no gradient on the
     /// device; too little memory.
     pub fn full(model: impl Into<Location>, hardware: impl Into<Hardware>) -> Result<Tuned> {
-        let tensors = Tensors::open(model)?;
+        Tuned::whole(Tensors::open(model)?, None, hardware.into())
+    }
+
+    /// The same of the weights of the last `layers` blocks alone; the head and what stands in front
+    /// of it stay as they are.
+    ///
+    /// # Errors
+    /// As [`Tuned::full`]; more blocks than there are, or none.
+    pub fn last_blocks(
+        model: impl Into<Location>,
+        layers: usize,
+        hardware: impl Into<Hardware>,
+    ) -> Result<Tuned> {
+        Tuned::whole(Tensors::open(model)?, Some(layers), hardware.into())
+    }
+
+    fn whole(tensors: Tensors, layers: Option<usize>, hardware: Hardware) -> Result<Tuned> {
         let model = models::load(&tensors, &models::ReadOptions::default())?;
         let packed = pack(&model.record(false)?)?;
-        let (weights, parameters) = full::parameters(&packed, &tensors)?;
+        let first = peft::first_block(layers, model.config().layers)?;
+        let wanted = |name: &str| layers.is_none() || peft::is_from(name, first);
+        let (weights, parameters) = full::parameters(&packed, &tensors, &wanted)?;
         let whole = |(parameter, own): (usize, MadeWeight)| {
             let parameters: &[Parameter] = &parameters;
             let elements = 0..parameters[parameter].values.len();
@@ -351,7 +369,7 @@ impl Tuned {
         let trained = weights.into_iter().enumerate().map(whole).collect();
         let config = model.config().clone();
         let all = (trained, parameters);
-        Tuned::new((tensors, config, Kind::Full), &packed, all, hardware.into())
+        Tuned::new((tensors, config, Kind::Full), &packed, all, hardware)
     }
 
     fn new(

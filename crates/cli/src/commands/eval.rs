@@ -76,6 +76,7 @@ fn foresee(args: &Eval, file: &Path, limit: usize) -> Outcome {
         tokenizer: &tokenizer,
         template: template.as_ref(),
         raw: args.raw,
+        prompts: false,
         context,
         truncate: false,
     };

@@ -19,7 +19,7 @@ use crate::load;
 use crate::terminal::{
     Outcome, Stop, aside, bytes, count, harmless, note, print, print_json, stderr_is_terminal,
 };
-use crate::tuning::{HeldOut, PairsArg, Tune};
+use crate::tuning::{HeldOut, PairsArg, Tune, Warmup};
 
 /// Tokens of a batch unless said otherwise, at most.
 const BATCH: usize = 2048;
@@ -101,7 +101,10 @@ impl Prepared {
                 tuned
             }
             (None, Some(lora)) => Tuned::lora(location, &lora, hardware)?,
-            (None, None) => Tuned::full(location, hardware)?,
+            (None, None) => match args.lora.layers {
+                Some(layers) => Tuned::last_blocks(location, layers as usize, hardware)?,
+                None => Tuned::full(location, hardware)?,
+            },
         };
         let lora = tuned.lora_options().cloned();
         let settings = settings(args, &examples, tuned.config().hidden)?;
@@ -113,7 +116,12 @@ impl Prepared {
         let mut identity = identity(&model, &examples, context)?;
         identity.extend(match &lora {
             Some(lora) => lora.identity(),
-            None => vec![("trained".to_owned(), "all weights".to_owned())],
+            None => {
+                let blocks =
+                    args.lora.layers.map(|n| format!("all weights of the last {n} blocks"));
+                let what = blocks.unwrap_or_else(|| "all weights".to_owned());
+                vec![("trained".to_owned(), what)]
+            }
         });
         if args.lora.from.is_some() {
             identity.push(("begun from".to_owned(), tuned.digest()));
@@ -126,6 +134,7 @@ impl Prepared {
         if hardware.place != DeviceSpec::Cpu {
             identity.push(("device".to_owned(), hardware.place.to_string()));
         }
+        identity.extend(args.prompts.then(|| ("learned".to_owned(), "prompts, too".to_owned())));
         identity.extend(objective.map(|of| ("objective".to_owned(), of.identity())));
         let sample =
             if args.sample.is_some() { or_share(args.sample_every, updates, 10) } else { 0 };
@@ -266,6 +275,7 @@ impl Examples {
             tokenizer: &language.tokenizer,
             template: language.template.as_ref(),
             raw: args.raw,
+            prompts: args.prompts,
             context,
             truncate: args.truncate,
         };
@@ -413,6 +423,11 @@ fn settings(args: &Tune, examples: &Examples, hidden: usize) -> Outcome<Settings
     let most = if args.lora.full || args.lora.pairs().is_some() { 2e-5 } else { 2e-4 };
     let usual = most * (2048.0 / hidden.max(1) as f64).sqrt().clamp(0.5, 10.0);
     let rate = given.lr.map_or_else(|| two_digits(usual), exact);
+    let least = exact(given.min_lr);
+    if least > rate {
+        let error = Error::new("--min-lr", format!("{rate} at most, the learning rate"), least);
+        return Err(error.into());
+    }
     let clip = (given.clip > 0.0).then(|| exact(given.clip));
     let mut settings = Settings {
         seed: given.seed,
@@ -421,6 +436,7 @@ fn settings(args: &Tune, examples: &Examples, hidden: usize) -> Outcome<Settings
         accumulate: given.accumulate as usize,
         rate,
         schedule: given.schedule.into(),
+        least,
         warmup: 0,
         optimiser: AdamW {
             betas: [given.adam_beta1, given.adam_beta2].map(exact),
@@ -432,7 +448,11 @@ fn settings(args: &Tune, examples: &Examples, hidden: usize) -> Outcome<Settings
         patience: given.patience,
     };
     let updates = settings.updates(&examples.training.examples)?;
-    settings.warmup = given.warmup.unwrap_or(updates / 30);
+    settings.warmup = match given.warmup {
+        Some(Warmup::Updates(updates)) => updates,
+        Some(Warmup::Share(share)) => (share * updates as f64).ceil() as u64,
+        None => updates / 30,
+    };
     settings.evaluate_every = or_share(given.evaluate_every, updates, 10);
     Ok(settings)
 }

@@ -200,7 +200,7 @@ const TABLE: &[(&str, &str, Seen)] = &[
     ("inspect", "--tensors", Changes("", "--tensors")),
     (
         "tune",
-        "--data --out --from --resume --lora --full --held-out --raw --truncate --dpo --pairs --beta --gamma --recompute --patience --sample \
+        "--data --out --from --resume --lora --full --held-out --raw --prompts --truncate --dpo --pairs --beta --gamma --recompute --patience --sample \
          --sample-every --checkpoint-every --device --json",
         Elsewhere("tuning.rs"),
     ),
@@ -211,6 +211,7 @@ const TABLE: &[(&str, &str, Seen)] = &[
     ("tune", "--rslora", Changes("--steps 2", "--steps 2 --rslora")),
     ("tune", "--dora", Changes("--steps 2", "--steps 2 --dora")),
     ("tune", "--sites", Changes("--steps 2", "--steps 2 --sites q")),
+    ("tune", "--min-lr", Changes("--steps 2", "--steps 2 --min-lr 1e-4")),
     ("tune", "--epochs", Changes("--epochs 1", "--epochs 2")),
     ("tune", "--steps", Changes("--steps 2", "--steps 1")),
     ("tune", "--batch-tokens", Changes("--steps 2", "--steps 2 --batch-tokens 64")),

@@ -387,7 +387,10 @@ fn what_makes_no_sense_is_refused_before_anything_is_written() {
         (&["--adam-beta2", "1"], 2, "expected a number from 0 to below 1"),
         (&["--lora", "--full"], 2, "cannot be used with"),
         (&["--schedule", "round"], 2, "possible values"),
+        (&["--warmup", "x"], 2, "expected a number of updates, or a share"),
+        (&["--lr", "1e-4", "--min-lr", "1e-3"], 1, "--min-lr: expected 0.0001 at most"),
         (&["--beta", "1"], 2, "--dpo"),
+        (&["--dpo", "--prompts"], 2, "cannot be used with"),
         (&["--pairs", "orpo", "--gamma", "1"], 2, "--gamma: expected --pairs simpo"),
         (&["--full", "--pairs", "ipo"], 2, "--pairs: expected simpo or orpo"),
         (&["--sample-every", "2"], 2, "--sample"),
@@ -462,7 +465,7 @@ fn a_gpu_learns_as_the_cpu_does() {
     let near = |losses: &[f64], cpu: &[f64], bound: f64| {
         losses.len() == 2 && losses.iter().zip(cpu).all(|(a, b)| (a / b - 1.0).abs() < bound)
     };
-    for what in [&[][..], &["--full"]] {
+    for what in [&[][..], &["--full"], &["--full", "--layers=1"]] {
         let named = |name: &str| [name, &what.concat()].concat();
         let (cpu, _, none) = tune(&named("cpu"), &[&["--precision", "f32"][..], what].concat());
         assert!(cpu.len() == 2 && none.is_none());
@@ -488,4 +491,26 @@ fn a_gpu_learns_as_the_cpu_does() {
     let full = ["--device", "sim", "--full", "--batch-tokens", "96"];
     refused(&full, "300000", "bytes of its memory for weights");
     refused(&full, "1000000", "batches of 96 tokens");
+}
+
+/// Of a prompt with its completion all but the first token counts if prompts are learned.
+#[test]
+fn prompts_are_learned_if_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = "{\"prompt\": \"Once upon a time\", \"completion\": \" a fox ran.\"}\n";
+    let data = file(folder.path(), "talks.jsonl", line);
+    let learned = |more: &[&str]| {
+        let out = folder.path().join(more.concat());
+        let begin =
+            ["tune", "-m", MODEL, "--data", &data, "--raw", "--steps", "1", "--warmup", "5%"];
+        let (code, _, stderr) =
+            run(&[&begin[..], &["--out", out.to_str().unwrap()], more].concat());
+        assert_eq!(code, 0, "{stderr}");
+        let told = stderr.lines().find(|line| line.contains("learned: ")).unwrap().to_owned();
+        let numbers = told.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok());
+        numbers.collect::<Vec<u64>>()
+    };
+    let (own, all) = (learned(&[]), learned(&["--prompts"]));
+    assert!(own[..2] == all[..2] && own[2] < all[2], "{own:?} {all:?}");
+    assert_eq!(all[2], all[1] - 1, "{all:?}");
 }

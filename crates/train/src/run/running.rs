@@ -77,8 +77,8 @@ impl Running<'_> {
             loss += self.model.accumulate(&batch, first, &mut self.gradients)?;
         }
         let mean = self.finite(loss)?;
-        let share = settings.schedule.share(step, self.timeline.all, settings.warmup);
-        let rate = settings.rate * share;
+        let rates = [settings.rate, settings.least];
+        let rate = settings.schedule.rate(rates, step, self.timeline.all, settings.warmup);
         let (gradients, moments) = (&self.gradients, &mut self.moments);
         let by = [rate, loss.weight];
         let norm = self.model.update(&settings.optimiser, by, gradients, moments)?;

@@ -28,6 +28,7 @@ fn a_hundred_updates_are_pytorchs() {
         ("constant_with_warmup", RateSchedule::Constant),
         ("linear", RateSchedule::Linear),
         ("cosine", RateSchedule::Cosine),
+        ("cosine_with_min_lr", RateSchedule::Cosine),
     ] {
         let own = ["a", "b", "norm"].map(|of| {
             let tensor = file.get(&format!("{name}.{of}.0")).unwrap();
@@ -46,7 +47,8 @@ fn a_hundred_updates_are_pytorchs() {
                 all[step * size..][..size].iter().map(|g| 4.0 * g).collect()
             };
             let gradients: Vec<Vec<f32>> = all.iter().zip(&parameters).map(of).collect();
-            let rate = 0.01 * schedule.share(step as u64, STEPS, WARMUP);
+            let least = if name == "cosine_with_min_lr" { 0.002 } else { 0.0 };
+            let rate = schedule.rate([0.01, least], step as u64, STEPS, WARMUP);
             assert!((rate - rates[step]).abs() <= 1e-12, "{name}, {step}: {rate} {}", rates[step]);
             let norm = moments.update(&mut parameters, &gradients, &options, rate, 4.0).unwrap();
             assert!((norm / norms[step] - 1.0).abs() < 1e-5, "{name}, {step}: {norm}");

@@ -28,7 +28,14 @@ fn stories() -> Language {
 
 fn reader(language: &Language) -> Reader<'_> {
     let Language { tokenizer, template } = language;
-    Reader { tokenizer, template: template.as_ref(), raw: false, context: 64, truncate: false }
+    Reader {
+        tokenizer,
+        template: template.as_ref(),
+        raw: false,
+        prompts: false,
+        context: 64,
+        truncate: false,
+    }
 }
 
 /// The texts of what counts, and of everything.
@@ -57,6 +64,7 @@ fn answers_are_those_of_trls_masks() {
             tokenizer: &tokenizer,
             template: Some(&template),
             raw: false,
+            prompts: false,
             context: 512,
             truncate: false,
         };
@@ -639,4 +647,18 @@ fn batches_hold_every_example_once_and_what_counts_of_it() {
     assert_ne!(pack::shuffled(50, 3, 0), pack::shuffled(50, 4, 0));
     let error = pack::Epoch::new(&examples, 3, 0, 7, 2).unwrap_err().to_string();
     assert_eq!(error, "a batch: expected examples of at most 7 tokens, found one of 8");
+}
+
+/// Prompts are learned where that is asked for: all but the first token counts.
+#[test]
+fn prompts_are_learned_if_asked_for() {
+    let language = stories();
+    let reader = Reader { prompts: true, raw: true, ..reader(&language) };
+    for line in
+        [r#"{"prompt": "Once", "completion": " upon a time"}"#, r#"{"text": "Once upon a time"}"#]
+    {
+        let data = read(&reader, "a.jsonl", line).unwrap();
+        let [example] = &data.examples[..] else { panic!("{data:?}") };
+        assert_eq!(example.counted, std::iter::once(1..example.tokens.len()).collect::<Vec<_>>());
+    }
 }

@@ -41,6 +41,7 @@ pub(crate) fn settings() -> Settings {
         accumulate: 2,
         rate: 0.05,
         schedule: RateSchedule::Cosine,
+        least: 0.0,
         warmup: 3,
         optimiser: AdamW { decay: 0.01, ..AdamW::default() },
         evaluate_every: 4,

@@ -978,6 +978,30 @@ fn rows_of_one_length_have_gradients() {
     assert!((slope - want).abs() < 1e-2 * want, "{slope} {want}");
 }
 
+/// The last block's weights have the gradients that they have among all, and the others stay.
+#[test]
+fn the_last_blocks_are_trained_alone() {
+    let case = Case::open("qwen3");
+    let (mut all, batch) = (case.full(Some(1)), case.batch());
+    let mut last = Tuned::last_blocks(&case.model, 1, Some(1)).unwrap();
+    let [mut whole, mut own] = [zeros(&all), zeros(&last)];
+    assert_eq!(
+        all.gradients(&batch, &mut whole).unwrap(),
+        last.gradients(&batch, &mut own).unwrap()
+    );
+    let block = format!("blocks.{}.", last.config().layers - 1);
+    let of_block = all.parameters().iter().zip(&whole).filter(|(p, _)| p.name.starts_with(&block));
+    let mut found = last.parameters().iter().zip(&own);
+    for ((want, gradient), (parameter, own)) in of_block.zip(found.by_ref()) {
+        assert_eq!((&parameter.name, own), (&want.name, gradient));
+    }
+    assert!(found.next().is_none());
+    for layers in [0, 99] {
+        let error = Tuned::last_blocks(&case.model, layers, Some(1)).err().unwrap().to_string();
+        assert!(error.contains("the blocks of the model"), "{error}");
+    }
+}
+
 /// An adapter that was tuned beside a GGUF file which has the heads of nets in another order is the
 /// same beside the folder that the file was made of, and beside the file again.
 #[test]
