@@ -133,6 +133,7 @@ macro_rules! fixtures {
             llama3_beyond "llama3-beyond",
             llama4 "llama4",
             llama4_chunks "llama4-chunks",
+            llama4_yarn "llama4-yarn",
             llama_192 "llama-192",
             llama_256 "llama-256",
             llama_40 "llama-40",

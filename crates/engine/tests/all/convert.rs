@@ -83,6 +83,7 @@ fn folders_compute_the_same_as_files() {
         "llama-dynamic-beyond",
         "llama-proportional",
         "llama4-chunks",
+        "llama4-yarn",
         "mellum",
         "minicpm3",
         "minimax",
