@@ -123,9 +123,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         if !sparse[i] {
             return decoder::gated(builder, config, i, Bias::Never);
         }
-        let name = format!("blocks.{i}.mlp");
+        let (name, sizes) = (format!("blocks.{i}.mlp"), [options.hidden, options.feed_forward]);
         let experts = MixtureOfExperts::new(builder, &name, &options)?;
-        let sizes = [options.hidden, options.feed_forward];
         let one = Mlp::new(builder, &format!("{name}.shared"), sizes, Bias::Never, config.gate)?;
         Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
     });
