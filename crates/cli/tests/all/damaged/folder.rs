@@ -424,8 +424,8 @@ pub(crate) const CASES: &[Case<Model>] = &[
     ),
     case!(
         "activation",
-        |m| m.set("hidden_act", "relu"),
-        Refused(&["config.json: hidden_act", "silu", "relu"])
+        |m| m.set("hidden_act", "swoosh"),
+        Refused(&["config.json: hidden_act", "silu", "swoosh"])
     ),
     case!(
         "context 0",
