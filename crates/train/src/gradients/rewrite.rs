@@ -304,13 +304,19 @@ pub fn losses(program: &Program) -> Result<Program> {
         }
         logits = node.inputs[0];
     };
-    let (scale, cap) = match behind.as_slice() {
-        [] => (1.0, None),
-        [Op::Scale(Scale { by })] => (*by, None),
-        [Op::Scale(before), Op::Map(Map(Unary::Tanh)), Op::Scale(after)] => {
-            (before.by * after.by, Some(after.by))
+    let scales = |ops: &[&Op]| {
+        ops.iter().try_fold(1.0, |all, op| match op {
+            Op::Scale(Scale { by }) => Ok(all * by),
+            other => Err(unknown(other.name())),
+        })
+    };
+    let bound = behind.iter().position(|op| matches!(op, Op::Map(Map(Unary::Tanh))));
+    let (scale, cap) = match bound {
+        None => (scales(&behind)?, None),
+        Some(bound) => {
+            let cap = scales(&behind[bound + 1..])?;
+            (scales(&behind[..bound])? * cap, Some(cap))
         }
-        [.., last] => return Err(unknown(last.name())),
     };
     let mut of = program.clone();
     let losses = value(&mut of, Shape { width: 1, ..program.shape(head.inputs[0]) });
