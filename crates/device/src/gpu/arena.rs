@@ -219,10 +219,10 @@ impl Layout {
         for node in &program.nodes {
             if let Some(product) = node.op.product(node.weights.len()) {
                 let size = |v: &ValueId| rows.of(program.shape(*v)) * program.shape(*v).width;
-                let many = !lowering.narrow(kind, rows.of(program.shape(node.outputs[0])));
+                let own = rows.of(program.shape(node.outputs[0]));
+                let many = !lowering.narrow(kind, own);
                 if many && kind == StepKind::Decode && lowering.batched {
-                    let rows = rows.of(program.shape(node.outputs[0]));
-                    splits = splits.max(lowering.split_floats(node, rows));
+                    splits = splits.max(lowering.split_floats(node, own));
                 }
                 if many || product.gated || lowering.facts.small_groups() {
                     input = input.max(size(&node.inputs[0]));

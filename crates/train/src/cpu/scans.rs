@@ -3,7 +3,7 @@
 //! [`states`](super::states) tells.
 
 use super::executor::Run;
-use cpu_kernels::delta::Reversed;
+use super::states::rows_reversed;
 use cpu_kernels::scan::{self, Head, Input, Rates, RowSlopes};
 use cpu_kernels::team::SharedSlice;
 use ops::SelectiveScan;
@@ -170,45 +170,28 @@ impl Run<'_> {
         let mut totals = vec![0f64; size + width];
         for rows in &self.batch.sequences {
             let each = chunk_of(rows);
-            let chunk = |c: usize| rows.start + c * each..rows.end.min(rows.start + (c + 1) * each);
-            starts[..size].fill(0.0);
-            slopes.fill(0.0);
-            let chunks = rows.len().div_ceil(each);
-            for c in 1..chunks {
-                let (before, own) = starts[(c - 1) * size..].split_at_mut(size);
-                own[..size].copy_from_slice(before);
-                advance(chunk(c - 1), &mut own[..size]);
-            }
-            for c in (0..chunks).rev() {
-                states[..size].copy_from_slice(&starts[c * size..][..size]);
-                for (i, t) in chunk(c).enumerate() {
-                    let (before, after) = states[i * size..].split_at_mut(size);
-                    after[..size].copy_from_slice(before);
-                    advance(t..t + 1, &mut after[..size]);
+            let memory = [&mut *starts, &mut *states, &mut *slopes];
+            rows_reversed(rows.clone(), each, memory, &mut advance, &mut |t, matrices| {
+                let at = t * inner + first..t * inner + first + width;
+                let share = (t * parts.count() + part) * 2 * state;
+                // SAFETY: inputs are only read; the columns, and the part's share of what is added
+                // up, are the thread's own.
+                unsafe {
+                    let share = shares.slice_mut(share..share + 2 * state);
+                    let (b, c) = share.split_at_mut(state);
+                    let [x, step] = [0, 1].map(|i| self.part(node.outputs[i], at.clone()));
+                    let (decay, skip) = sums.split_at_mut(size);
+                    let to = RowSlopes { x, step, b, c, decay, skip };
+                    let dy = &self.read(node.inputs[4])[at];
+                    scan::backward(isa, &own, t, matrices, dy, to);
                 }
-                sums.fill(0.0);
-                for (i, t) in chunk(c).enumerate().rev() {
-                    let matrices = Reversed {
-                        before: states[i * size..].as_ptr(),
-                        after: states[(i + 1) * size..].as_ptr(),
-                        slopes: slopes.as_mut_ptr(),
-                    };
-                    let at = t * inner + first..t * inner + first + width;
-                    let share = (t * parts.count() + part) * 2 * state;
-                    // SAFETY: inputs are only read; the columns, and the part's share of what is
-                    // added up, are the thread's own.
-                    unsafe {
-                        let share = shares.slice_mut(share..share + 2 * state);
-                        let (b, c) = share.split_at_mut(state);
-                        let [x, step] = [0, 1].map(|i| self.part(node.outputs[i], at.clone()));
-                        let (decay, skip) = sums.split_at_mut(size);
-                        let to = RowSlopes { x, step, b, c, decay, skip };
-                        let dy = &self.read(node.inputs[4])[at];
-                        scan::backward(isa, &own, t, matrices, dy, to);
-                    }
+                // A chunk's first row is its last here.
+                if (t - rows.start).is_multiple_of(each) {
+                    let all = totals.iter_mut().zip(&*sums);
+                    all.for_each(|(total, sum)| *total += f64::from(*sum));
+                    sums.fill(0.0);
                 }
-                totals.iter_mut().zip(&*sums).for_each(|(total, sum)| *total += f64::from(*sum));
-            }
+            });
         }
         let (decay, skip) = totals.split_at(size);
         let round = |to: &mut [f32], from: &[f64]| {

@@ -386,27 +386,45 @@ impl Run<'_> {
                 );
             }
         };
-        let chunk = |c: usize| rows.start + c * each..rows.end.min(rows.start + (c + 1) * each);
-        for c in 1..chunks {
-            let (before, own) = starts[(c - 1) * size..].split_at_mut(size);
+        let memory = [starts, states, slopes];
+        let f = &mut |t, matrices| f(t, matrices, work);
+        rows_reversed(rows, each, memory, &mut advance, f);
+    }
+}
+
+/// Calls `f` with each row of a sequence, the last first, with the matrices in front of it and behind
+/// it and their gradient, the last of `memory`. Matrices are computed by `advance` from what is in
+/// front of each chunk of `each` rows, the first of `memory`, a chunk's own at a time, the second.
+pub(super) fn rows_reversed(
+    rows: Range<usize>,
+    each: usize,
+    [starts, states, slopes]: [&mut [f32]; 3],
+    advance: &mut dyn FnMut(Range<usize>, &mut [f32]),
+    f: &mut dyn FnMut(usize, Reversed),
+) {
+    let (size, chunks) = (slopes.len(), rows.len().div_ceil(each));
+    let chunk = |c: usize| rows.start + c * each..rows.end.min(rows.start + (c + 1) * each);
+    starts.iter_mut().take(size).for_each(|x| *x = 0.0);
+    slopes.fill(0.0);
+    for c in 1..chunks {
+        let (before, own) = starts[(c - 1) * size..].split_at_mut(size);
+        own[..size].copy_from_slice(before);
+        advance(chunk(c - 1), &mut own[..size]);
+    }
+    for c in (0..chunks).rev() {
+        states[..size].copy_from_slice(&starts[c * size..][..size]);
+        for (i, t) in chunk(c).enumerate() {
+            let (before, own) = states[i * size..].split_at_mut(size);
             own[..size].copy_from_slice(before);
-            advance(chunk(c - 1), &mut own[..size]);
+            advance(t..t + 1, &mut own[..size]);
         }
-        for c in (0..chunks).rev() {
-            states[..size].copy_from_slice(&starts[c * size..][..size]);
-            for (i, t) in chunk(c).enumerate() {
-                let (before, own) = states[i * size..].split_at_mut(size);
-                own[..size].copy_from_slice(before);
-                advance(t..t + 1, &mut own[..size]);
-            }
-            for (i, t) in chunk(c).enumerate().rev() {
-                let matrices = Reversed {
-                    before: states[i * size..].as_ptr(),
-                    after: states[(i + 1) * size..].as_ptr(),
-                    slopes: slopes.as_mut_ptr(),
-                };
-                f(t, matrices, work);
-            }
+        for (i, t) in chunk(c).enumerate().rev() {
+            let matrices = Reversed {
+                before: states[i * size..].as_ptr(),
+                after: states[(i + 1) * size..].as_ptr(),
+                slopes: slopes.as_mut_ptr(),
+            };
+            f(t, matrices);
         }
     }
 }
