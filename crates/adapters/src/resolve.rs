@@ -29,10 +29,10 @@ impl Base<'_> {
         self.tensors.gguf().is_some()
     }
 
-    /// For each row of a site, the row of Hugging Face's form that it is: GGUF files of some
-    /// architectures, and Mistral's own, have the pairs that rotate together side by side, where
-    /// Hugging Face has them half a head apart, and those of Qwen3.5 have the heads of a net's
-    /// values by turns. None where the order is the same.
+    /// For each row of a site, the row of Hugging Face's form that it is; none where the order is
+    /// the same. GGUF files of some architectures, and Mistral's own, have the pairs that rotate
+    /// together side by side, where Hugging Face has them half a head apart. GGUF files of Qwen3.5
+    /// have the first head of values of each key in front of the second of any.
     pub fn order(&self, site: &Site) -> Option<Vec<usize>> {
         if let Some(rows) = self.by_turns(site, site.output) {
             return (!site.name.ends_with(".delta.o")).then_some(rows);
@@ -49,9 +49,9 @@ impl Base<'_> {
         self.by_turns(site, site.input).filter(|_| site.name.ends_with(".delta.o"))
     }
 
-    /// Rows or columns of a delta net's matrix, `count` of them, of a GGUF file that has the heads of
-    /// values by turns: one of each key's, then another of each. For each, that of Hugging Face's
-    /// form, which has all of a key's heads one behind the other.
+    /// The same for the `count` rows or columns of a delta net's matrix, whose keys are shared by
+    /// several heads of values. Such a GGUF file has the first head of each key, then the second of
+    /// each; Hugging Face's form has all heads of the first key, then those of the second.
     fn by_turns(&self, site: &Site, count: usize) -> Option<Vec<usize>> {
         let (_, part) = site.name.split_once(".delta.").filter(|_| self.is_gguf())?;
         let net = self.program.nodes.iter().find_map(|node| match &node.op {

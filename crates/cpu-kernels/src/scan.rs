@@ -371,17 +371,17 @@ unsafe fn element<L: Lanes, const R: usize, const V: usize, const BY_ELEMENT: bo
 
 /// Where the gradients of a row go, of a head whose elements decay at rates of their own.
 pub struct RowSlopes<'a> {
-    /// Of `x`, `[head_dim]`.
+    /// The gradient of `x`, `[head_dim]`.
     pub x: &'a mut [f32],
-    /// Of the steps, `[head_dim]`.
+    /// The gradient of the steps, `[head_dim]`.
     pub step: &'a mut [f32],
-    /// Of `B`, `[state]`.
+    /// The gradient of `B`, `[state]`.
     pub b: &'a mut [f32],
-    /// Of `C`, `[state]`.
+    /// The gradient of `C`, `[state]`.
     pub c: &'a mut [f32],
-    /// What is added to those of the decay rates, `[state, head_dim]`.
+    /// Sums of gradients of the decay rates, `[state, head_dim]`, to which the row's are added.
     pub decay: &'a mut [f32],
-    /// What is added to those of `skip`, `[head_dim]`.
+    /// Sums of gradients of `skip`, `[head_dim]`, likewise.
     pub skip: &'a mut [f32],
 }
 

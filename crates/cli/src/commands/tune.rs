@@ -56,7 +56,7 @@ pub(super) struct Prepared {
     language: Language,
     /// The adapter that is trained; none where all weights are.
     lora: Option<LoraOptions>,
-    /// What pairs are learned by.
+    /// The loss of pairs of answers; none where single answers are learned.
     objective: Option<Objective>,
     examples: Examples,
     tuned: Tuned,
@@ -370,7 +370,7 @@ fn lora(args: &Tune) -> Option<LoraOptions> {
     })
 }
 
-/// What pairs are learned by; none where single answers are.
+/// The loss of pairs of answers; none where single answers are learned.
 fn objective(args: &Tune) -> Outcome<Option<Objective>> {
     let Some(pairs) = args.lora.pairs() else { return Ok(None) };
     let beta = |usual: f64| args.lora.beta.map_or(usual, exact);

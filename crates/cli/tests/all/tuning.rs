@@ -493,7 +493,7 @@ fn a_gpu_learns_as_the_cpu_does() {
     refused(&full, "1000000", "batches of 96 tokens");
 }
 
-/// Of a prompt with its completion all but the first token counts if prompts are learned.
+/// With `--prompts`, every token of a prompt and its completion but the first is learned.
 #[test]
 fn prompts_are_learned_if_asked_for() {
     let folder = tempfile::tempdir().unwrap();
