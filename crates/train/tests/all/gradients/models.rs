@@ -977,22 +977,26 @@ fn rows_of_one_length_have_gradients() {
     assert!((slope - want).abs() < 1e-2 * want, "{slope} {want}");
 }
 
-/// The last block's weights have the gradients that they have among all, and the others stay.
+/// The last block's weights have the gradients that they have among all, and the others stay. A
+/// processor may multiply with weights of 16 bits, which are not trained, on its tile unit, and so
+/// add in another order.
 #[test]
 fn the_last_blocks_are_trained_alone() {
     let case = Case::open("qwen3");
     let (mut all, batch) = (case.full(Some(1)), case.batch());
     let mut last = Tuned::last_blocks(&case.model, 1, Some(1)).unwrap();
     let [mut whole, mut own] = [zeros(&all), zeros(&last)];
-    assert_eq!(
-        all.gradients(&batch, &mut whole).unwrap(),
-        last.gradients(&batch, &mut own).unwrap()
-    );
+    let losses = [all.gradients(&batch, &mut whole), last.gradients(&batch, &mut own)];
+    let [among, alone] = losses.map(|loss| loss.unwrap().sum);
+    assert!((among - alone).abs() < 1e-6 * among, "{among} {alone}");
     let block = format!("blocks.{}.", last.config().layers - 1);
     let of_block = all.parameters().iter().zip(&whole).filter(|(p, _)| p.name.starts_with(&block));
     let mut found = last.parameters().iter().zip(&own);
     for ((want, gradient), (parameter, own)) in of_block.zip(found.by_ref()) {
-        assert_eq!((&parameter.name, own), (&want.name, gradient));
+        assert_eq!(parameter.name, want.name);
+        let differences: Vec<f32> = gradient.iter().zip(own).map(|(a, b)| a - b).collect();
+        let worst = size(&differences) / size(gradient);
+        assert!(worst < 1e-5, "{}: {worst:e}", want.name);
     }
     assert!(found.next().is_none());
     for layers in [0, 99] {
