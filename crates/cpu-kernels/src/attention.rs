@@ -35,8 +35,8 @@ const DEEP: usize = 2 * TILE;
 /// Rows (tokens times heads of a group) of a prefill block, unless one group has more.
 const ROWS: usize = 192;
 
-/// The longest head.
-pub const MAX_HEAD_DIM: usize = 512;
+/// The longest head: latents of 512 elements, and 64 that turn.
+pub const MAX_HEAD_DIM: usize = 576;
 
 /// Distance between the rows of queries in scratch: not a power of two, which would map them to few
 /// cache sets.
@@ -48,11 +48,11 @@ const P_STRIDE: usize = DEEP + WIDEST;
 /// The parameters of attention, independent of its operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
-    /// Query heads: a multiple of `kv_heads`. Query head `h` reads KV head
-    /// `h / (heads / kv_heads)`.
+    /// Query heads: a multiple of `groups`. Query head `h` is of group `h / (heads / groups)`.
     pub heads: usize,
-    /// Key and value heads.
-    pub kv_heads: usize,
+    /// Groups of query heads that share every read of a KV head: as many as there are KV heads, or
+    /// a multiple where several groups read one ([`AttentionShape::split`]).
+    pub groups: usize,
     /// Elements of a head, at most [`MAX_HEAD_DIM`].
     pub head_dim: usize,
     /// Factor of the scores, usually `1 / sqrt(head_dim)`.
@@ -133,9 +133,21 @@ fn from(chosen: &[f32], start: usize) -> &[f32] {
 }
 
 impl AttentionShape {
-    /// Query heads per KV head.
+    /// The same with groups cut in parts, where a step has too few work items for `workers`: at
+    /// short contexts, of heads that nearly all share one KV head. What is computed is the same, to
+    /// the bit. Parts have four heads at least, since each reads the keys and values again.
+    pub fn split(self, workers: usize, sequences: &[QuerySequence<'_>]) -> AttentionShape {
+        let pieces: usize = sequences.iter().map(|each| pieces(&self, each)).sum();
+        let suits = |parts: &usize| self.group().is_multiple_of(*parts);
+        let parts = (1..=self.group() / 4).filter(suits);
+        let enough = |parts: &usize| pieces * self.groups * parts >= 2 * workers;
+        let parts = parts.clone().find(enough).or(parts.last()).unwrap_or(1);
+        AttentionShape { groups: self.groups * parts, ..self }
+    }
+
+    /// Query heads of a group.
     fn group(&self) -> usize {
-        self.heads / self.kv_heads
+        self.heads / self.groups
     }
 
     /// Tokens of a prefill block.
@@ -148,9 +160,10 @@ impl AttentionShape {
         self.head_dim.next_multiple_of(WIDEST)
     }
 
-    /// Rows of a worker's own scratch: whole pairs of tiles for the tile unit.
+    /// Rows of a worker's own scratch, however groups are cut: whole pairs of tiles for the tile
+    /// unit.
     fn rows(&self) -> usize {
-        (self.block() * self.group()).next_multiple_of(2 * WIDEST)
+        ROWS.max(self.group()).next_multiple_of(2 * WIDEST)
     }
 
     /// Floats of a worker's own scratch.
@@ -169,7 +182,7 @@ impl AttentionShape {
     /// queries over at most `keys` keys each.
     pub fn scratch_len(&self, threads: usize, decodes: usize, keys: usize) -> usize {
         let chunks = if keys > 1 { keys.div_ceil(CHUNK) + 1 } else { 0 };
-        WIDEST + threads * self.work() + decodes * self.kv_heads * chunks * self.partial()
+        WIDEST + threads * self.work() + decodes * self.groups * chunks * self.partial()
     }
 
     /// How many of these sequences, from the first, fit into `scratch` floats: at least one.
@@ -182,7 +195,7 @@ impl AttentionShape {
         let mut left = scratch.saturating_sub(threads * self.work());
         let fits = |sequence: &&QuerySequence<'_>| {
             let chunks = if sequence.decodes { chunks(self, sequence).len() } else { 0 };
-            let needed = chunks * self.kv_heads * self.partial();
+            let needed = chunks * self.groups * self.partial();
             let fits = needed <= left;
             left = left.saturating_sub(needed);
             fits
@@ -206,16 +219,16 @@ fn visible(
     first.max(sequence.oldest).min(position)..position + 1
 }
 
-/// Writes the queries of a KV head's group from a row of `q` to `to`, [`Q_STRIDE`] apart, scaled,
+/// Writes the queries of a group from a row of `q` to `to`, [`Q_STRIDE`] apart, scaled,
 /// and rotated if the cache's keys are.
 ///
 /// # Safety
 /// `to` has room for a group.
 #[inline(always)]
-unsafe fn queries(call: &AttentionCall<'_>, row: usize, kv_head: usize, to: *mut f32) {
-    let (group, dim) = (call.shape.group(), call.shape.head_dim);
-    let q = &call.q[row * call.q_stride + kv_head * group * dim..][..group * dim];
-    for g in 0..group {
+unsafe fn queries(call: &AttentionCall<'_>, row: usize, group: usize, to: *mut f32) {
+    let (heads, dim) = (call.shape.group(), call.shape.head_dim);
+    let q = &call.q[row * call.q_stride + group * heads * dim..][..heads * dim];
+    for g in 0..heads {
         // SAFETY: the caller's promise.
         let to = unsafe { std::slice::from_raw_parts_mut(to.add(g * Q_STRIDE), dim) };
         for i in 0..dim {
@@ -248,6 +261,12 @@ struct Kept<'a> {
 }
 
 impl<'a> AttentionCall<'a> {
+    /// The KV head that a group reads.
+    #[inline(always)]
+    fn kv_head(&self, group: usize) -> usize {
+        group / (self.shape.groups / self.cache.geometry().kv_heads)
+    }
+
     /// The scores that count in the tile that begins at `start`, of a head of row `row`, whose query
     /// is at `position`.
     #[inline(always)]
@@ -323,11 +342,11 @@ impl Work {
 /// A work item.
 #[derive(Clone, Copy)]
 enum Unit {
-    /// One chunk of one query's keys: the sequence, the KV head, and the chunk counted from the
-    /// first visible one.
-    Decode { sequence: usize, kv_head: usize, chunk: usize },
-    /// A block of queries: the sequence, the KV head, the block.
-    Prefill { sequence: usize, kv_head: usize, block: usize },
+    /// One chunk of one query's keys: the sequence, the group, and the chunk counted from the first
+    /// visible one.
+    Decode { sequence: usize, group: usize, chunk: usize },
+    /// A block of queries: the sequence, the group, the block.
+    Prefill { sequence: usize, group: usize, block: usize },
 }
 
 /// The chunks that contain the keys visible to `sequence`'s one query.
@@ -336,7 +355,7 @@ fn chunks(shape: &AttentionShape, sequence: &QuerySequence<'_>) -> std::ops::Ran
     visible.start / CHUNK..visible.end.div_ceil(CHUNK)
 }
 
-/// Work items per KV head of a sequence.
+/// Work items per group of a sequence.
 fn pieces(shape: &AttentionShape, sequence: &QuerySequence<'_>) -> usize {
     if sequence.decodes {
         chunks(shape, sequence).len()
@@ -349,27 +368,27 @@ fn pieces(shape: &AttentionShape, sequence: &QuerySequence<'_>) -> usize {
 fn unit(call: &AttentionCall<'_>, mut index: usize) -> Unit {
     for (sequence, each) in call.sequences.iter().enumerate() {
         let pieces = pieces(&call.shape, each);
-        if index < pieces * call.shape.kv_heads {
-            // Head by head, so that data shared by the items of a head stays in cache.
-            let (kv_head, piece) = (index / pieces, index % pieces);
+        if index < pieces * call.shape.groups {
+            // Group by group, so that data shared by the items of a group stays in cache.
+            let (group, piece) = (index / pieces, index % pieces);
             return if each.decodes {
-                Unit::Decode { sequence, kv_head, chunk: piece }
+                Unit::Decode { sequence, group, chunk: piece }
             } else {
                 // The last block sees the most keys: begin with it, so that small ones fill the
                 // gaps at the end.
-                Unit::Prefill { sequence, kv_head, block: pieces - 1 - piece }
+                Unit::Prefill { sequence, group, block: pieces - 1 - piece }
             };
         }
-        index -= pieces * call.shape.kv_heads;
+        index -= pieces * call.shape.groups;
     }
     unreachable!("a unit beyond the batch")
 }
 
 /// The index of the first chunk result of a decode sequence; its results are stored as
-/// `[kv_head][chunk]`.
+/// `[group][chunk]`.
 fn first_partial(call: &AttentionCall<'_>, sequence: usize) -> usize {
     let split = call.sequences[..sequence].iter().filter(|each| each.decodes);
-    split.map(|each| chunks(&call.shape, each).len() * call.shape.kv_heads).sum()
+    split.map(|each| chunks(&call.shape, each).len() * call.shape.groups).sum()
 }
 
 /// Attention of every query of the batch: row `r` of `out` (`heads * head_dim`, contiguous) from
@@ -393,7 +412,7 @@ pub unsafe fn run(
 ) {
     check(call, &out);
     let shape = &call.shape;
-    let units: usize = call.sequences.iter().map(|each| pieces(shape, each) * shape.kv_heads).sum();
+    let units: usize = call.sequences.iter().map(|each| pieces(shape, each) * shape.groups).sum();
     let work = shape.work();
     let start = worker.index * work;
     let partials = worker.count * work;
@@ -402,21 +421,21 @@ pub unsafe fn run(
     let partial = shape.partial();
     while let Some(claimed) = worker.claim(units, 1) {
         match unit(call, claimed.start) {
-            Unit::Prefill { sequence, kv_head, block } => {
+            Unit::Prefill { sequence, group, block } => {
                 // SAFETY: `check` holds; a unit belongs to one worker, and so do its rows and heads
                 // of `out`.
                 unsafe {
-                    prefill::block(isa, call, &call.sequences[sequence], kv_head, block, work, out)
+                    prefill::block(isa, call, &call.sequences[sequence], group, block, work, out)
                 }
             }
-            Unit::Decode { sequence: index, kv_head, chunk } => {
+            Unit::Decode { sequence: index, group, chunk } => {
                 let sequence = &call.sequences[index];
                 let range = chunks(shape, sequence);
-                let part = decode::Part { kv_head, chunk: range.start + chunk };
+                let part = decode::Part { group, chunk: range.start + chunk };
                 // The likely next item, if all workers are equally fast.
                 let next = match unit(call, (claimed.start + worker.count).min(units - 1)) {
-                    Unit::Decode { sequence, kv_head, chunk } if sequence == index => {
-                        decode::Part { kv_head, chunk: range.start + chunk }
+                    Unit::Decode { sequence, group, chunk } if sequence == index => {
+                        decode::Part { group, chunk: range.start + chunk }
                     }
                     _ => part,
                 };
@@ -424,10 +443,10 @@ pub unsafe fn run(
                 unsafe { decode::chunk(isa, call, sequence, part, next, work) };
                 if range.len() == 1 {
                     // SAFETY: as above: the item is this unit alone.
-                    unsafe { softmax::finish(call, sequence.row, 1, kv_head, &work, out) };
+                    unsafe { softmax::finish(call, sequence.row, 1, group, &work, out) };
                 } else {
                     let at = partials
-                        + (first_partial(call, index) + kv_head * range.len() + chunk) * partial;
+                        + (first_partial(call, index) + group * range.len() + chunk) * partial;
                     // SAFETY: every chunk of the batch has a part of its own.
                     unsafe { softmax::save(shape, &work, scratch.slice_mut(at..at + partial)) };
                 }
@@ -438,17 +457,17 @@ pub unsafe fn run(
         return;
     }
     worker.barrier();
-    for item in worker.split(call.sequences.len() * shape.kv_heads) {
-        let (index, kv_head) = (item / shape.kv_heads, item % shape.kv_heads);
+    for item in worker.split(call.sequences.len() * shape.groups) {
+        let (index, group) = (item / shape.groups, item % shape.groups);
         let sequence = &call.sequences[index];
         let count = if sequence.decodes { chunks(shape, sequence).len() } else { 0 };
         if count > 1 {
-            let at = partials + (first_partial(call, index) + kv_head * count) * partial;
+            let at = partials + (first_partial(call, index) + group * count) * partial;
             // SAFETY: all chunks are written, on the other side of the barrier; an item belongs to
             // one worker.
             unsafe {
                 softmax::merge(shape, scratch.slice(at..at + count * partial), &work);
-                softmax::finish(call, sequence.row, 1, kv_head, &work, out);
+                softmax::finish(call, sequence.row, 1, group, &work, out);
             }
         }
     }
@@ -458,13 +477,13 @@ pub unsafe fn run(
 fn check(call: &AttentionCall<'_>, out: &SharedSlice<'_, f32>) {
     let (shape, geometry) = (&call.shape, call.cache.geometry());
     assert!(
-        geometry.kv_heads == shape.kv_heads && geometry.head_dim == shape.head_dim,
+        shape.groups.is_multiple_of(geometry.kv_heads) && geometry.head_dim == shape.head_dim,
         "attention: a cache of {} heads of {} for {shape:?}",
         geometry.kv_heads,
         geometry.head_dim,
     );
     assert!(
-        shape.heads > 0 && shape.heads.is_multiple_of(shape.kv_heads),
+        shape.heads > 0 && shape.heads.is_multiple_of(shape.groups),
         "attention: whole groups of heads: {shape:?}"
     );
     let width = shape.heads * shape.head_dim;

@@ -17,10 +17,10 @@ use crate::{LINE, prefetch};
 use formats::CacheType;
 use std::ops::Range;
 
-/// A work item: keys `chunk * CHUNK..` of a KV head, as far as visible.
+/// A work item: keys `chunk * CHUNK..` for a group of query heads, as far as visible.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
-    pub(super) kv_head: usize,
+    pub(super) group: usize,
     pub(super) chunk: usize,
 }
 
@@ -60,16 +60,16 @@ unsafe fn kernel<L: Lanes, E: Store>(
     // SAFETY: `work` has a group's rows; `check` vouches for the table, and `seen` for the
     // positions.
     unsafe {
-        queries(call, sequence.row, part.kv_head, work.q);
+        queries(call, sequence.row, part.group, work.q);
         softmax::reset::<L>(&work, group, width);
         let mut start = seen.start / TILE * TILE;
-        let mut tile = call.cache.tile(sequence.table, start, part.kv_head);
+        let mut tile = call.cache.tile(sequence.table, start, call.kv_head(part.group));
         while start < seen.end {
             let then = if start + TILE < seen.end {
-                call.cache.tile(sequence.table, start + TILE, part.kv_head)
+                call.cache.tile(sequence.table, start + TILE, call.kv_head(part.group))
             } else {
                 let first = visible.start.max(next.chunk * CHUNK) / TILE * TILE;
-                call.cache.tile(sequence.table, first, next.kv_head)
+                call.cache.tile(sequence.table, first, call.kv_head(next.group))
             };
             let from = seen.start.max(start) - start;
             let to = seen.end.min(start + TILE) - start;
@@ -81,7 +81,7 @@ unsafe fn kernel<L: Lanes, E: Store>(
             let groups = to.div_ceil(GROUP);
             scores::<L, E>(group, groups, dim, &work, &tile);
             for g in 0..group {
-                let head = part.kv_head * group + g;
+                let head = part.group * group + g;
                 let kept = call.kept(head, sequence.row, sequence.position, start);
                 softmax::row::<L>(shape, &work, g, groups * GROUP, from..to, width, kept);
             }

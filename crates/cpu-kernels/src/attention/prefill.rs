@@ -17,7 +17,7 @@ use formats::CacheType;
 /// Advanced SIMD.
 const STRIP: usize = 6;
 
-/// Attention of one block of `sequence`'s queries, for one KV head's group.
+/// Attention of one block of `sequence`'s queries, for the heads of group `nth`.
 ///
 /// # Safety
 /// `check` holds for the call; `work` and the block's part of `out` are the caller's own; no thread
@@ -26,7 +26,7 @@ pub(super) unsafe fn block(
     isa: Isa,
     call: &AttentionCall<'_>,
     sequence: &QuerySequence<'_>,
-    kv_head: usize,
+    nth: usize,
     block: usize,
     work: Work,
     out: SharedSlice<'_, f32>,
@@ -40,13 +40,13 @@ pub(super) unsafe fn block(
         match call.cache.geometry().element {
             #[cfg(target_arch = "x86_64")]
             element if isa == Isa::Amx && tiles::takes(element, shape.head_dim) => {
-                tiles::block(call, sequence, kv_head, first, tokens, work);
+                tiles::block(call, sequence, nth, first, tokens, work);
             }
             element => {
-                dispatch_stored!(element, isa, kernel(call: &AttentionCall<'_>, sequence: &QuerySequence<'_>, kv_head: usize, first: usize, tokens: usize, work: Work));
+                dispatch_stored!(element, isa, kernel(call: &AttentionCall<'_>, sequence: &QuerySequence<'_>, nth: usize, first: usize, tokens: usize, work: Work));
             }
         }
-        softmax::finish(call, sequence.row + first, tokens, kv_head, &work, out);
+        softmax::finish(call, sequence.row + first, tokens, nth, &work, out);
     }
 }
 
@@ -55,7 +55,7 @@ pub(super) unsafe fn block(
 unsafe fn kernel<L: Lanes, E: Store>(
     call: &AttentionCall<'_>,
     sequence: &QuerySequence<'_>,
-    kv_head: usize,
+    nth: usize,
     first: usize,
     tokens: usize,
     work: Work,
@@ -70,14 +70,14 @@ unsafe fn kernel<L: Lanes, E: Store>(
     unsafe {
         for token in 0..tokens {
             let to = work.q.add(token * group * Q_STRIDE);
-            queries(call, sequence.row + first + token, kv_head, to);
+            queries(call, sequence.row + first + token, nth, to);
         }
         softmax::reset::<L>(&work, rows, width);
         let mut start = lowest / TILE * TILE;
         while start < end {
             // The part of the tile that is visible to the block.
             let (from, to) = (lowest.max(start) - start, end.min(start + TILE) - start);
-            let tile = call.cache.tile(sequence.table, start, kv_head);
+            let tile = call.cache.tile(sequence.table, start, call.kv_head(nth));
             for k in from / GROUP..to.div_ceil(GROUP) {
                 let keys = tile.keys[k];
                 for i in 0..dim {
@@ -107,7 +107,7 @@ unsafe fn kernel<L: Lanes, E: Store>(
                         ..sees.end.clamp(start, start + columns) - start;
                     let token = first + row / group;
                     let (position, of) = (sequence.position + token, sequence.row + token);
-                    let kept = call.kept(kv_head * group + row % group, of, position, start);
+                    let kept = call.kept(nth * group + row % group, of, position, start);
                     softmax::row::<L>(shape, &work, row, columns, seen, width, kept);
                 }
             }

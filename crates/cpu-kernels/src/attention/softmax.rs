@@ -106,7 +106,7 @@ pub(super) unsafe fn row<L: Lanes>(
     }
 }
 
-/// Writes the result of `tokens` tokens of a KV head's group: sums divided by weights, sinks
+/// Writes the result of `tokens` tokens of group `nth`: sums divided by weights, sinks
 /// included, and rotated back if the cache's values are rotated.
 ///
 /// # Safety
@@ -116,7 +116,7 @@ pub(super) unsafe fn finish(
     call: &AttentionCall<'_>,
     first_row: usize,
     tokens: usize,
-    kv_head: usize,
+    nth: usize,
     work: &Work,
     out: SharedSlice<'_, f32>,
 ) {
@@ -124,7 +124,7 @@ pub(super) unsafe fn finish(
     let (group, dim, width) = (shape.group(), shape.head_dim, shape.width());
     for token in 0..tokens {
         for g in 0..group {
-            let (row, head) = (token * group + g, kv_head * group + g);
+            let (row, head) = (token * group + g, nth * group + g);
             let start = ((first_row + token) * shape.heads + head) * dim;
             // SAFETY: the row exists, and its place in `out` is this caller's.
             let (top, mut weight, sums, out) = unsafe {

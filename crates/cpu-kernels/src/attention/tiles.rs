@@ -33,7 +33,7 @@ pub(super) fn takes(element: CacheType, head_dim: usize) -> bool {
 pub(super) unsafe fn block(
     call: &AttentionCall<'_>,
     sequence: &QuerySequence<'_>,
-    kv_head: usize,
+    nth: usize,
     first: usize,
     tokens: usize,
     work: Work,
@@ -47,7 +47,7 @@ pub(super) unsafe fn block(
         (_, true) => kernel::<Half, 1>,
     };
     // SAFETY: the caller's promises.
-    unsafe { kernel(call, sequence, kv_head, first, tokens, work) }
+    unsafe { kernel(call, sequence, nth, first, tokens, work) }
 }
 
 /// The kernel behind [`block`]. `PARTS` is the number of bf16 parts that numbers are split into, 1
@@ -59,13 +59,13 @@ pub(super) unsafe fn block(
 unsafe fn kernel<E: Store, const PARTS: usize>(
     call: &AttentionCall<'_>,
     sequence: &QuerySequence<'_>,
-    kv_head: usize,
+    nth: usize,
     first: usize,
     tokens: usize,
     work: Work,
 ) {
     let shape = &call.shape;
-    let (group, dim) = (shape.group(), shape.head_dim);
+    let (group, dim, kv_head) = (shape.group(), shape.head_dim, call.kv_head(nth));
     let rows = tokens * group;
     let sees = |row: usize| visible(shape, sequence, sequence.position + first + row / group);
     let (lowest, end) = (sees(0).start, sees(rows - 1).end);
@@ -82,7 +82,7 @@ unsafe fn kernel<E: Store, const PARTS: usize>(
     unsafe {
         for row in 0..rows {
             let start = (sequence.row + first + row / group) * call.q_stride;
-            let q = &call.q[start + (kv_head * group + row % group) * dim..][..dim];
+            let q = &call.q[start + (nth * group + row % group) * dim..][..dim];
             let mut turned = [0.0; MAX_HEAD_DIM];
             let turned = &mut turned[..dim];
             turned.copy_from_slice(q);
@@ -141,7 +141,7 @@ unsafe fn kernel<E: Store, const PARTS: usize>(
                         ..sees.end.clamp(start, start + columns) - start;
                     let token = first + row / group;
                     let (position, of) = (sequence.position + token, sequence.row + token);
-                    let kept = call.kept(kv_head * group + row % group, of, position, start);
+                    let kept = call.kept(nth * group + row % group, of, position, start);
                     softmax::row::<Avx512>(shape, &work, row, columns, seen, dim, kept);
                     let p = work.p.add(row * P_STRIDE);
                     weights.row(row, long, p, 1.0, 0..columns / DEPTH);

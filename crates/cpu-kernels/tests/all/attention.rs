@@ -136,6 +136,22 @@ const CASES: &[Case] = &[
         why: "Falcon",
         ..PLAIN
     },
+    Case {
+        heads: 16,
+        kv_heads: 1,
+        head_dim: 576,
+        sequences: &[(200, 1)],
+        why: "DeepSeek's latents, whose heads workers split",
+        ..PLAIN
+    },
+    Case {
+        heads: 12,
+        kv_heads: 1,
+        head_dim: 576,
+        sequences: &[(300, 1), (5, 30)],
+        why: "latents of several sequences",
+        ..PLAIN
+    },
     Case { window: Some(1), sequences: &[(99, 1), (60, 10)], why: "a window of one", ..PLAIN },
     Case {
         window: Some(50),
@@ -381,7 +397,7 @@ fn attend(setup: &Setup, team: &Team, isa: Isa, rounded: bool) -> Vec<f32> {
     let case = &setup.case;
     let shape = AttentionShape {
         heads: case.heads,
-        kv_heads: case.kv_heads,
+        groups: case.kv_heads,
         head_dim: case.head_dim,
         scale: scale(case.head_dim),
         softcap: case.softcap,
@@ -401,9 +417,10 @@ fn attend(setup: &Setup, team: &Team, isa: Isa, rounded: bool) -> Vec<f32> {
         });
         row += tokens;
     }
+    let scratch = |decodes, keys| vec![f32::NAN; shape.scratch_len(team.count(), decodes, keys)];
     let width = case.heads * case.head_dim;
     let call = AttentionCall {
-        shape,
+        shape: shape.split(team.count(), &sequences),
         cache: &setup.cache,
         sequences: &sequences,
         q: &setup.q,
@@ -418,7 +435,7 @@ fn attend(setup: &Setup, team: &Team, isa: Isa, rounded: bool) -> Vec<f32> {
     let decodes = case.sequences.iter().filter(|sequence| sequence.1 == 1).count();
     let keys = case.sequences.iter().map(|sequence| sequence.0 + 1).max().unwrap_or(0);
     // Scratch holds anything at all.
-    let mut scratch = vec![f32::NAN; shape.scratch_len(team.count(), decodes, keys)];
+    let mut scratch = scratch(decodes, keys);
     let (shared, scratch) = (SharedSlice::new(&mut out), SharedSlice::new(&mut scratch));
     // SAFETY: `out` and `scratch` are this job's alone, and the cache rests.
     team.run(&|worker| unsafe { run(worker, isa, &call, shared, scratch) });

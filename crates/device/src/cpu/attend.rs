@@ -174,7 +174,8 @@ impl Replay<'_> {
                 unsafe { &*self.floats(self.offset(node.inputs[1]), 0..tokens * count) };
             ChosenPositions { positions, count }
         });
-        let (shape, mut rest) = (shape(op), &self.queries[self.loaded.groups[op.layer]][..]);
+        let mut rest = &self.queries[self.loaded.groups[op.layer]][..];
+        let shape = shape(op).split(worker.count, rest);
         // Attend to as many sequences at a time as the scratch holds: all of them, unless many
         // decode at long contexts.
         while !rest.is_empty() {

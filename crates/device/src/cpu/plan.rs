@@ -138,7 +138,7 @@ pub(super) fn partials(program: &Program, options: &ExecutorOptions, threads: us
 pub(super) fn shape(op: &ops::Attention) -> AttentionShape {
     AttentionShape {
         heads: op.heads,
-        kv_heads: op.kv_heads,
+        groups: op.kv_heads,
         head_dim: op.head_dim,
         scale: op.scale,
         softcap: op.cap,
