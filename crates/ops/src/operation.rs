@@ -59,6 +59,11 @@ pub trait Operation: Debug {
     /// The operation as one of `ranks` computes it, for those whose constants count heads.
     fn divide_heads(&mut self, _ranks: usize) {}
 
+    /// Whether every head reads this input whole, of an operation that is cut by heads.
+    fn reads_whole(&self, _input: usize) -> bool {
+        false
+    }
+
     /// The rotation that it applies.
     fn rope(&self) -> Option<&Rope> {
         None

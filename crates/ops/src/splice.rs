@@ -87,7 +87,15 @@ impl Operation for Splice {
     }
 
     fn sharding(&self) -> Sharding {
-        Sharding::Whole
+        if self.heads > 1 { Sharding::Heads { weights: false } } else { Sharding::Whole }
+    }
+
+    fn divide_heads(&mut self, ranks: usize) {
+        self.heads /= ranks;
+    }
+
+    fn reads_whole(&self, input: usize) -> bool {
+        self.shared && input == 1
     }
 
     fn shares_type(&self, _: Operand) -> bool {

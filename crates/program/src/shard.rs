@@ -257,8 +257,14 @@ impl Sharder<'_> {
             }
             Sharding::Heads { weights } => {
                 for (i, input) in node.inputs.iter().enumerate() {
-                    let parts = self.parts_read(node, i);
-                    self.is(name, *input, Spread::Share { parts }, "heads that ranks can share")?;
+                    match self.parts_read(node, i) {
+                        // One head, which may be a value that ranks have whole.
+                        1 if self.spread[input.0] == Some(Spread::Whole) => {}
+                        parts => {
+                            let expected = "heads that ranks can share";
+                            self.is(name, *input, Spread::Share { parts }, expected)?;
+                        }
+                    }
                 }
                 let mut node = node.clone();
                 node.op.divide_heads(self.ranks);
@@ -275,6 +281,7 @@ impl Sharder<'_> {
     /// The number of parts into which ranks cut input number `input` of an operation on heads.
     fn parts_read(&self, node: &Node, input: usize) -> usize {
         match node.op.cache() {
+            _ if node.op.reads_whole(input) => 1,
             Some(CacheUse { layer, access: StateAccess::Append { keys } })
                 if (keys..keys + 2).contains(&input) =>
             {
@@ -289,8 +296,9 @@ impl Sharder<'_> {
     /// if there are fewer heads than ranks; columns of a feed-forward are cut between blocks of the
     /// matrix that is multiplied with them. What has to be whole there, or meets what is whole,
     /// such as the operands of a recurrent state and the gate beside its output, is whole on every
-    /// rank.
-    fn shared(&mut self, value: ValueId) -> Result<Spread> {
+    /// rank; and so is what is multiplied again, where it comes of one product with such values
+    /// (`beside_whole`): a bottleneck of theirs.
+    fn shared(&mut self, value: ValueId, beside_whole: bool) -> Result<Spread> {
         let (of, ranks) = (self.of, self.ranks);
         let (mut value, equal) = (value, Spread::Share { parts: ranks });
         loop {
@@ -313,6 +321,9 @@ impl Sharder<'_> {
                 // An operation's outputs have higher numbers than its inputs, so that this ends.
                 (Sharding::Alike | Sharding::Columns, Some(&output)) => value = output,
                 (Sharding::Product, _) if !self.of_heads[value.0] => {
+                    if beside_whole {
+                        return Ok(Spread::Whole);
+                    }
                     let product = reader.op.product(reader.weights.len());
                     let Some(product) = product.filter(|p| input == 0 && is_single(p)) else {
                         return Ok(Spread::Whole);
@@ -479,15 +490,16 @@ impl Sharder<'_> {
     }
 
     /// Projections of a whole value: each rank has some of their rows, but all of those that give
-    /// the Program's results.
+    /// the Program's results, or what is read whole.
     fn rows(&mut self, node: &Node, projections: &[ProjectionOperands]) -> Result<()> {
         let last =
             |v: &ValueId| self.of.shape(*v).rows == Rows::Outputs || self.of.results.contains(v);
-        if node.outputs.iter().any(|v| last(v) || self.is_read_whole(*v)) {
+        if node.outputs.iter().any(last) {
             return self.keep(node, Spread::Whole);
         }
         // A gate's two matrices make one output.
-        let spreads = node.outputs.iter().map(|v| self.shared(*v));
+        let beside_whole = node.outputs.iter().any(|v| self.is_read_whole(*v));
+        let spreads = node.outputs.iter().map(|v| self.shared(*v, beside_whole));
         let spreads = spreads.collect::<Result<Vec<Spread>>>()?;
         let mut cuts: Vec<Option<Cut>> = vec![None; node.weights.len()];
         for (i, projection) in projections.iter().enumerate() {

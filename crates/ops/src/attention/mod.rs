@@ -170,6 +170,11 @@ impl Operation for Attention {
         (self.heads, self.kv_heads) = (self.heads / ranks, (self.kv_heads / ranks).max(1));
     }
 
+    fn reads_whole(&self, input: usize) -> bool {
+        // Positions that were chosen.
+        input == 1
+    }
+
     fn cached_work(&self, positions: &[u32], oldest: u32) -> CachedWork {
         // A score and a weighted value: two products per element of a head.
         let each = 4 * self.heads * self.head_dim;
