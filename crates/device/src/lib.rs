@@ -54,6 +54,9 @@ pub use split::Split;
 pub use survey::{Gpus, Processor, RuntimeLibrary, Survey, survey};
 pub use train::{Divided, Kept, PackedRows, Precision, TrainOptions, Trainer};
 
+/// Elements of the longest head that any device attends with: latents of 512 and 64 that turn.
+pub const LONGEST_HEAD: usize = cpu_kernels::attention::MAX_HEAD_DIM;
+
 /// Number of slots of an executor. A slot holds what one sequence carries from step to step, and
 /// takes no memory before its first use.
 pub const SLOTS: usize = 4096;
@@ -319,6 +322,13 @@ impl fmt::Display for About {
 pub trait Device: Send + Sync {
     /// Describes the device.
     fn about(&self) -> About;
+
+    /// Whether Programs whose attention is by latents are better recorded with one row of latents
+    /// in the cache for all heads, which is less memory and more arithmetic, than with each head's
+    /// keys and values. Such a row has at most [`LONGEST_HEAD`] elements.
+    fn caches_latents(&self) -> bool {
+        false
+    }
 
     /// Checks that the device has every operation of `program` in the form that the Program asks
     /// for. Called before anything is planned or loaded.

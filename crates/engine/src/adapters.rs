@@ -286,7 +286,7 @@ pub(crate) fn with_base_of<T>(
 ) -> Result<T> {
     let ignore_keys = shared.options.ignore_keys.clone();
     let context = Some(shared.info.context);
-    with_base(tensors, &models::ReadOptions { ignore_keys, context, ending }, f)
+    with_base(tensors, &models::ReadOptions { ignore_keys, context, ending, latents: None }, f)
 }
 
 /// Writes an adapter of PEFT's form, such as those that are tuned here, as a folder of mlx-lm.

@@ -26,6 +26,8 @@ pub(crate) struct Recorded<'a> {
     pub(crate) tensors: &'a Tensors,
     /// Its cache not yet bound by a context that rotates.
     pub(crate) program: &'a Program,
+    /// The same with latents in its cache, for devices that have them so.
+    pub(crate) latents: Option<&'a Program>,
     /// Positions that it was trained for.
     pub(crate) trained: usize,
     /// Room for adapters on the device.
@@ -157,7 +159,8 @@ fn lay_out(
     places: Vec<DeviceSpec>,
     context: usize,
 ) -> Result<Chosen> {
-    let mut program = model.program.clone();
+    let latents = model.latents.filter(|_| device.caches_latents());
+    let mut program = latents.unwrap_or(model.program).clone();
     if options.rotate {
         program.bound(context);
     }
@@ -324,7 +327,8 @@ mod tests {
         );
         let seats = device::Seats::default();
         let kept = None;
-        test(&Recorded { tensors: &tensors, program: &program, trained, seats, kept })
+        let latents = None;
+        test(&Recorded { tensors: &tensors, program: &program, latents, trained, seats, kept })
     }
 
     fn sim() -> DeviceSpec {

@@ -80,7 +80,7 @@ impl Prepared {
             Some((part.home.device()?, part.places.clone()))
         };
         let Read { mut config, traces, inputs, mut program } =
-            record(&tensors, options, options.context)?;
+            record(&tensors, options, options.context, None)?;
         let opened = Opened::open(&options.adapters, &config, program, &tensors)?;
         let mut adapters = opened.0;
         program = opened.1;
@@ -98,16 +98,39 @@ impl Prepared {
         }
         let (trained, seats, kept) = (config.context, adapters.seats, kept());
         let kept_for_it = kept.clone();
-        let recorded = Recorded { tensors: &tensors, program: &program, trained, seats, kept };
+        // Adapters change the matrices that make each head's keys and values, and importance is of
+        // those, too.
+        let suits = config.latents && seats.count == 0 && options.trace != Trace::Inputs;
+        let latents = |context: Option<usize>| {
+            let read = || record(&tensors, options, context, Some(device::LONGEST_HEAD));
+            suits.then(read).transpose().map(|read| read.map(|read| read.program))
+        };
+        let cached = latents(options.context)?;
+        let recorded = Recorded {
+            tensors: &tensors,
+            program: &program,
+            latents: cached.as_ref(),
+            trained,
+            seats,
+            kept,
+        };
         let mut chosen = choose(&recorded, options)?;
         if config.rope_by_context && chosen.context != options.context.unwrap_or(config.context) {
             // Memory is short: the rotation follows the shorter context, and nothing else does.
             let context = Some(chosen.context);
-            Read { config, program, .. } = record(&tensors, options, context)?;
+            Read { config, program, .. } = record(&tensors, options, context, None)?;
             (adapters, program) = Opened::open(&options.adapters, &config, program, &tensors)?;
             let (trained, seats) = (config.context, adapters.seats);
             let kept = kept_for_it;
-            let recorded = Recorded { tensors: &tensors, program: &program, trained, seats, kept };
+            let cached = latents(context)?;
+            let recorded = Recorded {
+                tensors: &tensors,
+                program: &program,
+                latents: cached.as_ref(),
+                trained,
+                seats,
+                kept,
+            };
             chosen = choose(&recorded, &LoadOptions { context, ..options.clone() })?;
             chosen.options.context = options.context;
         }
@@ -286,12 +309,19 @@ struct Read {
     program: Program,
 }
 
-/// Reads a model and records its Program for a context of `context` positions.
-fn record(tensors: &Tensors, options: &LoadOptions, context: Option<usize>) -> Result<Read> {
+/// Reads a model and records its Program for a context of `context` positions; `latents`:
+/// [`models::ReadOptions::latents`].
+fn record(
+    tensors: &Tensors,
+    options: &LoadOptions,
+    context: Option<usize>,
+    latents: Option<usize>,
+) -> Result<Read> {
     let read = models::ReadOptions {
         ignore_keys: options.ignore_keys.clone(),
         context,
         ending: options.ending,
+        latents,
     };
     let model = models::load(tensors, &read)?;
     let recorded = model.record(options.trace == Trace::Layers)?;

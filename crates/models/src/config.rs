@@ -43,6 +43,9 @@ pub struct Config {
     /// Whether the rotation is another one for another context; see
     /// [`ReadOptions::context`](crate::ReadOptions::context).
     pub rope_by_context: bool,
+    /// Whether its attention is by latents, which devices may cache in place of each head's keys and
+    /// values ([`ReadOptions::latents`](crate::ReadOptions::latents)).
+    pub latents: bool,
     /// Parts of canonical names: matrices that GGUF files have in another order than Hugging Face's
     /// form, and not for rotations.
     pub gguf_orders: &'static [&'static str],
@@ -304,6 +307,7 @@ impl Raw {
             tied: self.tied,
             rope,
             rope_by_context: scaling.is_some_and(Scaling::by_context),
+            latents: false,
             gguf_orders: &[],
             spare: Vec::new(),
             warnings,

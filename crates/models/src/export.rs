@@ -233,7 +233,16 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     let names = Names { tensors, dialect, file: &file, tables, quantised: None };
     let (keys, outer) = files::of_json(folder.config(), &place, &asked)?;
     let (tensors, context) = (Some(tensors), None);
-    let files = Files { architecture, keys, outer, names: &names, tensors, context, apart: true };
+    let files = Files {
+        architecture,
+        keys,
+        outer,
+        names: &names,
+        tensors,
+        context,
+        latents: None,
+        apart: true,
+    };
     let files = files.of_class();
     let held = &model.layers.blank.weights;
     let count = stated.iter().find_map(|(key, value)| match value {

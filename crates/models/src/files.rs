@@ -22,6 +22,8 @@ pub(crate) struct Files<'a> {
     pub(crate) tensors: Option<&'a Tensors>,
     /// Positions that sessions are going to have, where that is known.
     pub(crate) context: Option<usize>,
+    /// See [`ReadOptions::latents`](crate::ReadOptions::latents).
+    pub(crate) latents: Option<usize>,
     /// Whether weights are read as GGUF has them: matrices of keys and values that come of latents
     /// apart, numbers that multiply what weights give in those.
     pub(crate) apart: bool,

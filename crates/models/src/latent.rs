@@ -137,6 +137,7 @@ pub(crate) fn read(files: &Files<'_>, mut raw: Raw) -> Result<(Config, LatentOpt
     let apart = stored_apart || files.apart && is_form(files.architecture.gguf);
     let mut config = raw.check()?;
     config.head_dim = plain + turned;
+    config.latents = true;
     let rope = config.rope.clone();
     let (hidden, heads) = (config.hidden, config.heads);
     let options = LatentOptions {
@@ -153,10 +154,14 @@ pub(crate) fn read(files: &Files<'_>, mut raw: Raw) -> Result<(Config, LatentOpt
         scale,
         stretch: None,
         apart,
+        shared: false,
         gated: false,
         chosen: None,
     };
-    Ok((config, options))
+    let shared = LatentOptions { shared: true, ..options.clone() };
+    let smaller = shared.head_dim() < heads * options.head_dim();
+    let fits = files.latents.is_some_and(|most| shared.head_dim() <= most);
+    Ok((config, LatentOptions { shared: fits && smaller, ..options }))
 }
 
 /// The factor on scores of queries of `width` elements, which a stretched context makes larger.
@@ -243,20 +248,26 @@ impl Heads {
     }
 }
 
-/// The key matrices (`k_b`) or value matrices (`v_b`) of all heads, one below the other; none for
-/// another name. Key matrices that are stored by themselves are stored transposed, and are decoded
-/// to be turned.
+/// The key matrices (`k_b`) or value matrices (`v_b`) of all heads, one below the other, or key
+/// matrices transposed (`embed_q`); none for another name. Key matrices that are stored by themselves
+/// are stored transposed; quantised ones are decoded to be turned.
 ///
 /// # Errors
 /// Tensors that do not fit the name.
 pub(crate) fn part(weights: &dyn Weights, name: &str, heads: Heads) -> Result<Option<Stored>> {
     let Some((block, part)) = name.rsplit_once(".attention.") else { return Ok(None) };
-    if part != "k_b" && part != "v_b" {
+    if !["k_b", "v_b", EMBED_Q].contains(&part) {
         return Ok(None);
     }
-    let Some(Stored { source, shape }) = weights.find(name)? else {
+    let stored = if part == EMBED_Q { "k_b" } else { part };
+    let Some(Stored { source, shape }) = weights.find(&format!("{block}.attention.{stored}"))?
+    else {
         let whole = weights.find(&format!("{block}.attention.kv_b"))?;
-        return Ok(whole.and_then(|whole| taken(whole, part, heads)));
+        let taken = whole.and_then(|whole| taken(whole, stored, heads));
+        return Ok(match part {
+            EMBED_Q => taken.and_then(|keys| transposed(keys, heads)),
+            _ => taken,
+        });
     };
     let [heads, a, b] = shape[..] else { return Ok(Some(Stored { source, shape })) };
     let (source, rows, columns) = match part {
@@ -265,6 +276,19 @@ pub(crate) fn part(weights: &dyn Weights, name: &str, heads: Heads) -> Result<Op
     };
     let shape = vec![heads.saturating_mul(rows), columns];
     Ok(Some(Stored { source: Source::Reshape(Box::new(source), shape.clone()), shape }))
+}
+
+/// The part of a block's attention that is the key matrices of heads, transposed.
+const EMBED_Q: &str = "embed_q";
+
+/// Each head's key matrix, `[plain, rank]`, transposed; quantised ones are decoded.
+fn transposed(keys: Stored, Heads([heads, plain, _]): Heads) -> Option<Stored> {
+    let [_, rank] = keys.shape[..] else { return None };
+    let source = Source::Reshape(Box::new(keys.source), vec![heads, plain, rank]);
+    let source = if source.is_quantised() { Source::Decoded(Box::new(source)) } else { source };
+    let shape = vec![heads * rank, plain];
+    let source = Source::Reshape(Box::new(Source::Transpose(Box::new(source))), shape.clone());
+    Some(Stored { source, shape })
 }
 
 /// The key rows or the value rows of `kv_b`, in which each head has its keys and then its values;

@@ -339,6 +339,9 @@ pub struct ReadOptions {
     pub context: Option<usize>,
     /// The kind of result that the model's Program ends with.
     pub ending: Ending,
+    /// The longest row that attention by latents may cache for all heads together; `None`: each
+    /// head's keys and values are cached.
+    pub latents: Option<usize>,
 }
 
 /// The first result of a model's Program.
@@ -427,7 +430,7 @@ fn open<'a>(
     asked: &Asked,
     apart: bool,
 ) -> Result<(Opened, Names<'a>)> {
-    let context = options.context;
+    let ReadOptions { context, latents, .. } = *options;
     if let Some(gguf) = tensors.gguf() {
         const KEY: &str = "general.architecture";
         let metadata = gguf.metadata();
@@ -439,7 +442,8 @@ fn open<'a>(
         let names = Names { tensors, dialect, file, tables, quantised: None };
         let keys = Keys::gguf(file, architecture.gguf, metadata, asked);
         let (tensors, outer) = (Some(tensors), keys.clone());
-        let files = Files { architecture, keys, outer, names: &names, tensors, context, apart };
+        let files =
+            Files { architecture, keys, outer, names: &names, tensors, context, latents, apart };
         let opened = read(&files, options)?;
         return Ok((opened, names));
     }
@@ -466,7 +470,8 @@ fn open<'a>(
     };
     let names = names(architecture);
     let tensors = Some(tensors);
-    let files = Files { architecture, keys, outer, names: &names, tensors, context, apart };
+    let files =
+        Files { architecture, keys, outer, names: &names, tensors, context, latents, apart };
     let mut opened = read(&files, options)?;
     opened.config.warnings.splice(0..0, remark.into_iter().chain(said));
     opened.config.warnings.extend(folder.remarks());
@@ -577,8 +582,9 @@ pub fn check_json(json: &serde_json::Value, place: &str, options: &ReadOptions) 
         quantisation::Settings::read(keys, &mut Vec::new())?;
     }
     let Some(architecture) = stated(&keys, &outer)? else { return Ok(()) };
-    let (names, tensors, context, apart) = (&None, Option::None, options.context, false);
-    let files = Files { architecture, keys, outer, names, tensors, context, apart };
+    let ReadOptions { context, latents, .. } = *options;
+    let (names, tensors, apart) = (&None, Option::None, false);
+    let files = Files { architecture, keys, outer, names, tensors, context, latents, apart };
     read(&files, options).map(|_| ())
 }
 

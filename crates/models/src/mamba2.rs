@@ -175,7 +175,8 @@ mod tests {
         let (keys, outer) = files::of_json(&json, "config.json", &asked)?;
         let (names, tensors, context, apart) = (&Nothing, None, None, false);
         let architecture = &ARCHITECTURE;
-        let files = Files { architecture, keys, outer, names, tensors, context, apart };
+        let files =
+            Files { architecture, keys, outer, names, tensors, context, latents: None, apart };
         let hidden = files.keys.needed("d_model")?;
         mamba::read(&sizes(&files)?, &hidden, 1e-5)
     }

@@ -2,9 +2,12 @@
 //! made of one latent row, and a part of each key, which turns with its position, is the same for
 //! all heads.
 //!
-//! Keys and values are cached as heads read them, not as latents: each head has its own.
+//! Either each head's keys and values are cached as it reads them, or the latents and the part that
+//! turns, one row for all heads ([`LatentOptions::shared`]). Queries are taken into the space of
+//! latents then, and what heads attended to is taken back, so that no head's keys or values are ever
+//! made: the same sums in another order.
 
-use crate::{Bias, Builder, Norm, Projection, Tensor};
+use crate::{Bias, BlockProjection, Builder, Norm, Projection, Tensor};
 use formats::Result;
 use ops::{Op, Rope, Splice, Stretch, Unary};
 use program::CacheLayer;
@@ -37,14 +40,34 @@ pub struct LatentOptions {
     pub scale: f32,
     /// A factor on queries that depends on their position.
     pub stretch: Option<Stretch>,
-    /// Whether the matrix of keys and the one of values are apart.
+    /// Whether the matrix of keys and the one of values are apart, where each head's keys and values
+    /// are cached.
     pub apart: bool,
+    /// Whether latents are cached, one row for all heads.
+    pub shared: bool,
     /// Whether the attention output is multiplied with `sigmoid(name.gate x)` before the output
     /// projection.
     pub gated: bool,
     /// How many positions each query sees, where others choose them
     /// ([`LatentAttention::forward_chosen`]).
     pub chosen: Option<usize>,
+}
+
+impl LatentOptions {
+    /// Heads that a cache layer has.
+    pub fn kv_heads(&self) -> usize {
+        if self.shared { 1 } else { self.heads }
+    }
+
+    /// Elements of a cached key, and of a value: of one width, which vectors divide, with zeros
+    /// behind the shorter ones.
+    pub fn head_dim(&self) -> usize {
+        let width = match self.shared {
+            true => self.rank + self.turned,
+            false => (self.plain + self.turned).max(self.value),
+        };
+        width.next_multiple_of(8)
+    }
 }
 
 /// `[tokens, hidden] -> [tokens, hidden]`.
@@ -73,11 +96,15 @@ enum KeysValues {
     Together(Projection),
     /// `[rank] -> [heads * plain]` and `[rank] -> [heads * value]`.
     Apart(Projection, Projection),
+    /// Of each head, `[plain] -> [rank]` for queries, and `[rank] -> [value]`.
+    Shared(BlockProjection, BlockProjection),
 }
 
 impl LatentAttention {
     /// Takes `name.q`, or `.q_a`, `.q_a_norm` and `.q_b`; `.kv_a`, `.kv_a_norm`; `.kv_b`, or `.k_b`
-    /// and `.v_b`; `.o`; if present, an output gate `.gate`. Registers a cache layer.
+    /// and `.v_b`, or, where latents are cached, `.embed_q` `[heads * rank, plain]`, the key matrices
+    /// of heads transposed, and `.v_b`; `.o`; if present, an output gate `.gate`. Registers a cache
+    /// layer.
     ///
     /// # Errors
     /// Weights that are missing, or of another shape.
@@ -100,19 +127,25 @@ impl LatentAttention {
         };
         let kv_a = linear("kv_a", [rank + turned, hidden], bias)?;
         let kv_norm = norm("kv_a_norm", rank)?;
-        let kv = match options.apart {
-            false => {
+        let block = |part: &str, shape| {
+            BlockProjection::new(builder, &format!("{name}.{part}"), shape, heads)
+        };
+        let kv = match (options.shared, options.apart) {
+            (true, _) => KeysValues::Shared(
+                block("embed_q", [heads * rank, plain])?,
+                block("v_b", [heads * value, rank])?,
+            ),
+            (false, false) => {
                 KeysValues::Together(linear("kv_b", [heads * (plain + value), rank], Bias::Never)?)
             }
-            true => KeysValues::Apart(
+            (false, true) => KeysValues::Apart(
                 linear("k_b", [heads * plain, rank], Bias::Never)?,
                 linear("v_b", [heads * value, rank], Bias::Never)?,
             ),
         };
         let gate = || linear("gate", [heads * value, hidden], Bias::Never);
         let gate = options.gated.then(gate).transpose()?;
-        // Keys and values of one width, which vectors divide: zeros behind the shorter ones.
-        let head_dim = (plain + turned).max(value).next_multiple_of(8);
+        let (kv_heads, head_dim) = (options.kv_heads(), options.head_dim());
         Ok(LatentAttention {
             q,
             kv_a,
@@ -124,9 +157,9 @@ impl LatentAttention {
             stretch: options.stretch,
             sizes: [plain, turned, value, rank],
             attend: ops::Attention {
-                layer: builder.cache_layer(CacheLayer::keys_values(heads, head_dim, None)),
+                layer: builder.cache_layer(CacheLayer::keys_values(kv_heads, head_dim, None)),
                 heads,
-                kv_heads: heads,
+                kv_heads,
                 head_dim,
                 scale: options.scale,
                 window: None,
@@ -171,11 +204,21 @@ impl LatentAttention {
                 (b.forward(&row), choose(&row))
             }
         };
+        // A latent, or a query among them, and what turns behind it.
+        let beside = |x: &Tensor, other: &Tensor, heads| {
+            let splice = Splice { heads, start: 0, count: rank, shared: false, width };
+            x.apply(Op::from(splice), &[other], vec![])
+        };
+        let turned_query = || turn(cut(&q, heads, plain, turned, turned));
         // All of a query as it is, where none of it turns.
         let splits = self.rope.is_some() || width != plain + turned;
-        let q = match splits {
-            true => joined(&q, &turn(cut(&q, heads, plain, turned, turned)), false),
-            false => q,
+        let q = match &self.kv {
+            KeysValues::Shared(embed, _) => {
+                let among = embed.forward(&cut(&q, heads, 0, plain, plain));
+                beside(&among, &turned_query(), heads)
+            }
+            _ if splits => joined(&q, &turned_query(), false),
+            _ => q,
         };
         let q = match self.stretch {
             Some(stretch) => q.apply(Op::from(stretch), &[], vec![]),
@@ -193,11 +236,18 @@ impl LatentAttention {
                 let (k, v) = (k.forward(&latent), v.forward(&latent));
                 (joined(&k, &key, true), cut(&v, heads, 0, value, width))
             }
+            KeysValues::Shared(..) => {
+                let row = beside(&latent, &key, 1);
+                (row.clone(), row)
+            }
         };
         k.sink(Op::from(ops::KvWrite { layer }), &[&v]);
         let chosen: Vec<&Tensor> = chosen.iter().collect();
         let y = q.apply(Op::Attention(self.attend.clone()), &chosen, vec![]);
-        let y = cut(&y, heads, 0, value, value);
+        let y = match &self.kv {
+            KeysValues::Shared(_, back) => back.forward(&cut(&y, heads, 0, rank, rank)),
+            _ => cut(&y, heads, 0, value, value),
+        };
         match &self.gate {
             Some(gate) => self.o.forward(&y.mul(&gate.forward(x).map(Unary::Sigmoid))),
             None => self.o.forward(&y),

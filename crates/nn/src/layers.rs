@@ -85,6 +85,33 @@ impl Projection {
     }
 }
 
+/// `[rows, blocks * in] -> [rows, blocks * out]`: each block of columns by a matrix of its own.
+pub struct BlockProjection {
+    weight: WeightId,
+    blocks: usize,
+}
+
+impl BlockProjection {
+    /// Takes `name` `[blocks * out, in]`.
+    ///
+    /// # Errors
+    /// As [`Builder::weight`].
+    pub fn new(
+        builder: &Builder<'_>,
+        name: &str,
+        shape: [usize; 2],
+        blocks: usize,
+    ) -> Result<Self> {
+        Ok(BlockProjection { weight: builder.weight(name, &shape)?, blocks })
+    }
+
+    /// The products of blocks with their matrices.
+    pub fn forward(&self, x: &Tensor) -> Tensor {
+        let op = ops::BlockLinear { blocks: self.blocks };
+        x.apply(Op::from(op), &[], vec![self.weight])
+    }
+}
+
 /// A norm: of groups as wide as its weight, or of whole rows.
 pub struct Norm {
     op: Op,

@@ -24,7 +24,9 @@ pub use formats::Pairing;
 pub use gated_conv::GatedConv;
 pub use indexer::{IndexerOptions, LightningIndexer};
 pub use latent::{LatentAttention, LatentOptions};
-pub use layers::{AttentionOptions, Embedding, Mlp, Norm, Projection, QkNorm, SelfAttention};
+pub use layers::{
+    AttentionOptions, BlockProjection, Embedding, Mlp, Norm, Projection, QkNorm, SelfAttention,
+};
 pub use lightning::{LightningAttention, LightningOptions};
 pub use mamba::{Mamba, MambaMultipliers, MambaOptions};
 pub use mamba1::{Mamba1, Mamba1Options};

@@ -8,6 +8,7 @@ pub fn all() -> Vec<Spec> {
         crate::add_norm::KERNELS,
         crate::argmax::KERNELS,
         crate::attention::KERNELS,
+        crate::block_linear::KERNELS,
         crate::delta_net::KERNELS,
         crate::embed::KERNELS,
         crate::gate_up::KERNELS,

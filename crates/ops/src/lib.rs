@@ -12,6 +12,7 @@ pub mod all_gather;
 pub mod all_reduce;
 pub mod argmax;
 pub mod attention;
+pub mod block_linear;
 pub mod delta_net;
 pub mod embed;
 pub mod exchange;
@@ -74,6 +75,7 @@ use formats::{Error, Result};
 pub use all_gather::AllGather;
 pub use all_reduce::AllReduce;
 pub use attention::Attention;
+pub use block_linear::BlockLinear;
 pub use delta_net::DeltaNet;
 pub use embed::Embed;
 pub use exchange::Exchange;
@@ -202,6 +204,9 @@ operations! {
     RmsNorm(RmsNorm),
     /// `x; weight[out, in], (bias[out]) -> y`. See [`linear`].
     Linear(Linear),
+    /// `x; weight[blocks * out, in] -> y`, each block of columns by a matrix of its own. See
+    /// [`block_linear`].
+    BlockLinear(BlockLinear),
     /// `x; weight[width], (bias[width]) -> y`. See [`layer_norm`].
     LayerNorm(LayerNorm),
     /// `x -> f(x)`, element by element. See [`map`].

@@ -1,6 +1,6 @@
 //! Shape classes: the arena's layout for replays of up to a number of rows.
 
-use super::experts;
+use super::{blocks, experts};
 use cpu_kernels::matmul::{Activations, Path, ROWS};
 use cpu_kernels::team::Worker;
 use ops::{Op, Rope};
@@ -40,6 +40,9 @@ pub(super) struct Class {
     /// Scratch of mixtures of experts, and its layout.
     pub(super) mixture: usize,
     pub(super) experts: experts::Layout,
+    /// Per-worker scratch of products with block-diagonal matrices, and its layout.
+    pub(super) blocks: usize,
+    pub(super) block: blocks::Layout,
     /// Rows between the two low-rank factors of adapters, for each matrix of a product:
     /// `[matrices, rows, rank]`.
     pub(super) low_rank: usize,
@@ -157,12 +160,16 @@ impl Class {
         let start = take(worker_bytes * workers);
         let experts = experts::Layout::new(program, tokens, workers, rank);
         let mixture = take(experts.bytes);
+        let block = blocks::Layout::new(program, rows);
+        let blocks = take(block.bytes * workers);
         let adapted = Adapted::new(program);
         let low_rank = take(adapted.matrices * rows * rank * float);
         let residual = take(adapted.residual * rows * float);
         Class {
             mixture,
             experts,
+            blocks,
+            block,
             tokens,
             outputs,
             plan,

@@ -8,6 +8,7 @@
 mod low;
 mod one;
 
+use super::blocks;
 use super::class::EVEN;
 use super::replay::Replay;
 use cpu_kernels::math;
@@ -119,9 +120,13 @@ impl Layout {
     }
 }
 
-/// For each weight, the rows of one expert, if it stacks several.
+/// For each weight, the rows of one of its matrices, if it stacks several: those of experts, and of
+/// the blocks of a diagonal.
 pub(super) fn rows_of_one(program: &Program) -> Vec<Option<usize>> {
     let mut rows = vec![None; program.weights.len()];
+    for (node, op) in blocks::each(program) {
+        rows[node.weights[0].0] = Some(program.shape(node.outputs[0]).width / op.blocks);
+    }
     for node in &program.nodes {
         let Some(Sizes { width, ff, .. }) = program.mixture(node) else { continue };
         for (i, out) in [ff, ff, width].into_iter().enumerate() {
@@ -564,7 +569,7 @@ impl Replay<'_> {
 
 /// This worker's share of the panels of `count` items that have `panels` each: every item of which
 /// it has some, with their range.
-fn parts<T>(
+pub(super) fn parts<T>(
     items: impl Iterator<Item = T>,
     count: usize,
     panels: usize,

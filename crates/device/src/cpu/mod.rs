@@ -2,6 +2,7 @@
 //! chosen at start, on a team of pinned threads, with one copy of the weights in memory.
 
 mod attend;
+mod blocks;
 mod carried;
 mod class;
 mod executor;
@@ -89,6 +90,10 @@ impl Device for Cpu {
     fn about(&self) -> About {
         let (threads, isa) = (self.team.count(), self.isa.to_string());
         About { name: "cpu", threads, isa, driver: String::new() }
+    }
+
+    fn caches_latents(&self) -> bool {
+        true
     }
 
     fn check(&self, program: &Program) -> Result<()> {

@@ -231,6 +231,7 @@ impl Replay<'_> {
             Op::Project(project) => self.project(index, project, node, worker),
             Op::GateUp(op) => self.gate_up(index, op, node, worker),
             Op::Experts(op) => self.experts(op, node, worker),
+            Op::BlockLinear(op) => self.block_linear(*op, node, worker),
             Op::ScaleColumns(_) => {
                 let by = self.vector(node.weights[0]);
                 let bias = node.weights.get(1).map(|&bias| self.vector(bias));

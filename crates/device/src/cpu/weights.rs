@@ -17,7 +17,7 @@ pub(super) enum Weight {
     Vector(Vec<f32>),
 }
 
-/// The weights of all Programs on the device. The form of one is the rows of each expert's matrix,
+/// The weights of all Programs on the device. The form of one is the rows of each of its matrices,
 /// if it stacks several.
 pub(super) type Store = crate::store::Store<Option<usize>, Weight>;
 
@@ -38,7 +38,7 @@ impl Weight {
     }
 }
 
-/// Bytes of a weight as it is stored. `each`: rows of one expert, if the weight stacks several.
+/// Bytes of a weight as it is stored. `each`: rows of one of its matrices, if it stacks several.
 pub(super) fn weight_bytes(
     weight: &program::Weight,
     each: Option<usize>,
@@ -54,7 +54,7 @@ pub(super) fn weight_bytes(
     })
 }
 
-/// A stack of experts' matrices, each padded with zero rows to whole panels.
+/// A stack of matrices, each padded with zero rows to whole panels.
 struct Padded {
     each: usize,
     rows: usize,

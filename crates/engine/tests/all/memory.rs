@@ -2,8 +2,8 @@
 
 use crate::common::{load, root};
 use delft_engine::{
-    CacheType, DeviceSpec, Engine, GenerateOptions, LoadOptions, Plan, SamplingOptions, SplitMode,
-    Trace,
+    Adapters, CacheType, DeviceSpec, Engine, GenerateOptions, LoadOptions, Plan, SamplingOptions,
+    SplitMode, Trace,
 };
 
 fn sim() -> DeviceSpec {
@@ -107,6 +107,27 @@ fn ranks_have_their_shares_of_experts() {
         // No rank has another's: all have what is whole on each, and the experts once.
         let all: usize = shares.iter().sum();
         assert!((whole..ranks * rest + experts + 1).contains(&all), "{case}: {shares:?}");
+    }
+}
+
+/// The CPU caches a row of latents for all heads, twice; GPUs, and loads with room for adapters, cache
+/// each head's keys and values.
+#[test]
+fn latents_are_cached_once_for_all_heads() {
+    for case in ["deepseek3", "deepseek3/model.q8_0.gguf", "minicpm3"] {
+        let path = root().join(case);
+        let planned = |device: &str, adapters: Adapters| {
+            let (cache_type, context) = (CacheType::F32, Some(256));
+            let on = LoadOptions::on(device.parse().unwrap());
+            let options = LoadOptions { adapters, cache_type, context, ..on };
+            Engine::prepare(&path, &options).unwrap().plan()[0].cache
+        };
+        let none = Adapters::default;
+        let room = Adapters { more: 1, rank: 4, ..none() };
+        let (latents, heads) = (planned("cpu", none()), planned("cpu", room));
+        println!("{case}: {latents} bytes for {heads}");
+        assert!(latents < heads, "{case}: {latents} of {heads}");
+        assert!(planned("sim", none()) >= heads, "{case}");
     }
 }
 
