@@ -22,7 +22,7 @@ KEYS = {
     "linear_key_head_dim": [], "linear_num_key_heads": [], "linear_num_value_heads": [], "linear_value_head_dim": [],
     "mamba_d_conv": ["conv_kernel"], "mamba_d_state": ["ssm_state_size", "state_size"], "mamba_n_heads": ["mamba_num_heads", "num_heads"],
     "mamba_d_head": ["mamba_head_dim", "head_dim"], "mamba_n_groups": ["n_groups"], "hidden_size_per_layer_input": [], "num_kv_shared_layers": [],
-    "altup_num_inputs": [], "laurel_rank": [], "index_topk": [], "index_head_dim": [], "index_n_heads": [], "attn_layer_offset": [], "attn_layer_period": [], "expert_layer_offset": [], "expert_layer_period": [],
+    "altup_num_inputs": [], "laurel_rank": [], "index_topk": [], "original_max_position_embeddings": [], "index_head_dim": [], "index_n_heads": [], "attn_layer_offset": [], "attn_layer_period": [], "expert_layer_offset": [], "expert_layer_period": [],
 }
 EPS = ["rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps", "norm_epsilon"]
 

@@ -60,6 +60,7 @@ APART = {
     "qwen3.5-long": SMALL,
     "qwen3.5-moe": HEADS,
     "qwen3.5-shared": SMALL,
+    "smallthinker": "llama.cpp takes a window of 4096 there",
     "starcoder2-window": WINDOW,
 }
 

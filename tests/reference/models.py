@@ -885,6 +885,16 @@ CASES = [
               shared_expert_intermediate_size=40, num_experts=5, num_experts_per_tok=2, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
               linear_value_head_dim=12, tie_word_embeddings=False, layer_types=["linear_attention", "sliding_attention", "linear_attention", "full_attention"],
               **rope(10000.0)), prompt=12),
+    Case("mllama", "mllama", "bfloat16", "a model that sees, whose second and fourth layers attend to images alone; an embedding of eight more rows; llama3 rope scaling",
+         shape(48, 4, 2, 64, num_hidden_layers=5, cross_attention_layers=[1, 3], pad_token_id=0, rms_norm_eps=1e-5, **rope(200.0, **LLAMA3_SCALING)), images=True),
+    Case("phi4-multimodal", "phi4_multimodal", "bfloat16", "Phi-3 whose matrices lie beside adapters for images and speech, as published; three quarters of each head rotated, by longrope; tied",
+         shape(64, 4, 2, 64, pad_token_id=0, rms_norm_eps=1e-5, tie_word_embeddings=True, original_max_position_embeddings=16,
+               vision_config=dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=28, crop_size=28, patch_size=14),
+               audio_config=dict(hidden_size=16, intermediate_size=16, num_blocks=1, num_attention_heads=2, ext_pw_out_channel=16, nemo_conv_channels=16, input_size=8, kernel_size=3),
+               rope_parameters=dict(rope_theta=10000.0, rope_type="longrope", original_max_position_embeddings=16, partial_rotary_factor=0.75,
+                                    short_factor=[1.0, 1.1, 1.25, 1.5, 1.75, 2.0], long_factor=[1.5, 2.0, 3.0, 6.0, 9.0, 12.0])), disguise="phi4mm"),
+    Case("emu3", "emu3_text_model", "bfloat16", "Llama under the name of a model that draws, too",
+         shape(48, 4, 2, 64, pad_token_id=0, rms_norm_eps=1e-5, **rope(10000.0))),
     Case("llama-k-quants", "llama", "float16", "hidden 256 for the 256-value blocks; GGUF alone",
          shape(256, 4, 1, 256, num_hidden_layers=1, vocab_size=64, rms_norm_eps=1e-5, **rope(10000.0)),
          keep=8, gguf=("Q4_K_M",), folder=False),
@@ -912,7 +922,7 @@ def widened(default=torch.float32):
         torch.set_default_dtype(torch.float32)
 
 
-FAMILIES = {"llama": "Llama", "afmoe": "Afmoe", "apertus": "Apertus", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "gemma2": "Gemma2",
+FAMILIES = {"llama": "Llama", "mllama": "Mllama", "phi4_multimodal": "Phi4Multimodal", "emu3_text_model": "Emu3", "afmoe": "Afmoe", "apertus": "Apertus", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "gemma2": "Gemma2",
             "gemma3": "Gemma3", "gemma4": "Gemma4", "mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "phimoe": "Phimoe",
             "qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "gpt_oss": "GptOss", "smollm3": "SmolLM3",
             "llama4": "Llama4", "granite": "Granite", "olmo2": "Olmo2", "glm4": "Glm4", "glm4_moe": "Glm4Moe", "ministral": "Ministral", "gpt2": "GPT2",
@@ -933,8 +943,10 @@ FAMILIES = {"llama": "Llama", "afmoe": "Afmoe", "apertus": "Apertus", "mistral":
             "muse_glimmer": "MuseGlimmer", "aria_text": "AriaText", "gpt_neox_japanese": "GPTNeoXJapanese", "step3p5": "Step3p7", "modernbert-decoder": "ModernBertDecoder", "qwen2_5_omni": "Qwen2_5OmniThinker", "qwen3_omni_moe": "Qwen3OmniMoeThinker", "flint": "Flint", "lara_mini": "LaraMini"}
 # Of those that Transformers runs by another family's model.
 MODELS = {"iquestcoder": "LlamaForCausalLM", "sarvam_moe": "Glm4MoeForCausalLM", "sarvam_mla": "DeepseekV3ForCausalLM"}
-CONFIGS = {"paddleocr_vl": "PaddleOCRTextConfig", "smolvlm": "LlamaConfig", "qwen2_5_omni": "Qwen2_5OmniTextConfig", "qwen3_omni_moe": "Qwen3OmniMoeTextConfig"}
-TOWERS = {"qwen3_vl_moe": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
+CONFIGS = {"emu3_text_model": "Emu3TextConfig", "paddleocr_vl": "PaddleOCRTextConfig", "smolvlm": "LlamaConfig", "qwen2_5_omni": "Qwen2_5OmniTextConfig", "qwen3_omni_moe": "Qwen3OmniMoeTextConfig"}
+TOWERS = {"mllama": dict(hidden_size=16, num_hidden_layers=1, num_global_layers=1, attention_heads=2, intermediate_size=16, vision_output_dim=32, image_size=8, patch_size=2,
+                         max_num_tiles=1, intermediate_layers_indices=[0], supported_aspect_ratios=[[1, 1]]),
+          "qwen3_vl_moe": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
                                num_position_embeddings=4, deepstack_visual_indexes=[0]),
           "qwen3_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
                            num_position_embeddings=4, deepstack_visual_indexes=[0]),
@@ -1828,8 +1840,29 @@ def as_omni(config, weights):
     return {"architectures": [head], "model_type": family, "thinker_config": config, "enable_audio_output": True}, stored
 
 
+def as_phi4mm(config, weights):
+    """The names of its authors: matrices beside adapters, of which those for texts are none."""
+    stored = {}
+    for name, x in weights.items():
+        if name.startswith("model.layers.") and x.ndim == 2:
+            name = name.replace(".weight", ".base_layer.weight")
+            for part in ("speech", "vision"):
+                stored |= {name.replace("base_layer", f"lora_A.{part}"): torch.ones(2, x.shape[1], dtype=x.dtype),
+                           name.replace("base_layer", f"lora_B.{part}"): torch.ones(x.shape[0], 2, dtype=x.dtype)}
+        stored[name] = x
+    rotation = config.pop("rope_parameters")
+    for key in ("vision_config", "audio_config"):
+        config.pop(key, None)
+    layers = "((layers.*self_attn\\.(qkv|o)_proj)|(layers.*mlp\\.(gate_up|down)_proj))"
+    own = {"architectures": ["Phi4MMForCausalLM"], "model_type": "phi4mm", "rope_theta": rotation["rope_theta"], "partial_rotary_factor": rotation["partial_rotary_factor"],
+           "rope_scaling": {"type": "longrope", "short_factor": rotation["short_factor"], "long_factor": rotation["long_factor"]}, "full_attn_mod": 1, "interpolate_factor": 1,
+           "embd_layer": {"embedding_cls": "image_audio"}, "audio_processor": {"name": "cascades"}, "img_processor": None, "lm_head_bias": False, "mlp_bias": False,
+           "speech_lora": {"dp": 0.01, "layer": layers, "lora_alpha": 4, "r": 2}, "vision_lora": {"dp": 0.0, "layer": layers, "lora_alpha": 4, "r": 2}, "attention_bias": False}
+    return config | own, stored
+
+
 # Models that Transformers runs by code that comes with them, made of one of its own that computes the same; and parts of a whole.
-DISGUISES = {"pangu": as_pangu, "codeshell": as_codeshell, "qwen2_5_omni": as_omni, "qwen3_omni_moe": as_omni, "qwen": as_qwen, "baichuan": as_baichuan, "baichuan2": as_baichuan2, "jais": as_jais, "openelm": as_openelm, "orion": as_orion, "xverse": as_xverse, "internlm": as_internlm, "deepseek": as_deepseek, "chatglm": as_chatglm, "bailing_moe": as_ling, "bailing_moe_v2": as_ling2, "nemotron-nas": as_nas, "exaone": as_exaone, "minicpm": as_minicpm, "internlm2": as_internlm2, "internlm3": as_internlm3, "mamba_ssm": as_mamba_ssm}
+DISGUISES = {"phi4mm": as_phi4mm, "pangu": as_pangu, "codeshell": as_codeshell, "qwen2_5_omni": as_omni, "qwen3_omni_moe": as_omni, "qwen": as_qwen, "baichuan": as_baichuan, "baichuan2": as_baichuan2, "jais": as_jais, "openelm": as_openelm, "orion": as_orion, "xverse": as_xverse, "internlm": as_internlm, "deepseek": as_deepseek, "chatglm": as_chatglm, "bailing_moe": as_ling, "bailing_moe_v2": as_ling2, "nemotron-nas": as_nas, "exaone": as_exaone, "minicpm": as_minicpm, "internlm2": as_internlm2, "internlm3": as_internlm3, "mamba_ssm": as_mamba_ssm}
 
 
 def check_checkpoint(case, weights, folder):

@@ -16,6 +16,12 @@ pub(crate) type Layer = Box<dyn Fn(&Tensor) -> Tensor>;
 /// Makes block `i`'s feed-forward of the weights below `blocks.{i}.mlp`.
 pub(crate) type FeedForward = Box<dyn Fn(&Builder<'_>, &Config, usize) -> Result<Layer>>;
 
+/// What a block adds behind its sublayers, of its own input and of what they leave.
+pub(crate) type Behind = Box<dyn Fn(&Tensor, &Tensor) -> Tensor>;
+
+/// Makes what block `i` adds so.
+pub(crate) type MakeBehind = Box<dyn Fn(&Builder<'_>, &Config, usize) -> Result<Behind>>;
+
 /// Makes what block `i` has in the place of attention, if it has.
 pub(crate) type Mixer = Box<dyn Fn(&Builder<'_>, &Config, usize) -> Result<Option<Layer>>>;
 
@@ -60,6 +66,11 @@ pub(crate) struct Parts {
     pub(crate) feed_forward: FeedForward,
     /// Which sublayers each block has, where they follow each other in turn.
     pub(crate) holds: Holds,
+    /// What each block adds behind its sublayers, if anything.
+    pub(crate) behind: Option<MakeBehind>,
+    /// The number of blocks in a round, where all are passed several times: the last norm is behind
+    /// each round.
+    pub(crate) round: Option<usize>,
     /// How norms are made.
     pub(crate) norm: MakeNorm,
     /// Whether the sublayers of each block are normed in front, and behind.
@@ -94,6 +105,8 @@ impl Parts {
             mixer: Box::new(|_, _, _| Ok(None)),
             feed_forward: Box::new(move |builder, config, i| gated(builder, config, i, mlp_bias)),
             holds: Box::new(|_| [true; 2]),
+            behind: None,
+            round: None,
             norm: rms_norm,
             normed: both(true, false),
             order: Order::InTurn,
@@ -267,17 +280,25 @@ struct Decoder {
     blocks: Vec<Block>,
     norm: Option<Layer>,
     multipliers: [f32; 3],
+    round: Option<usize>,
 }
 
 struct Block {
     attention: Option<Sublayer>,
     mlp: Option<Sublayer>,
     order: Order,
+    behind: Option<Behind>,
 }
 
 impl Block {
     /// The residual stream behind the block, which gets `share` of each sublayer's result.
     fn forward(&self, x: &Tensor, share: f32) -> Tensor {
+        let y = self.sublayers(x, share);
+        self.behind.as_ref().map_or_else(|| y.clone(), |behind| y.add(&behind(x, &y)))
+    }
+
+    /// The same without what the block adds behind them.
+    fn sublayers(&self, x: &Tensor, share: f32) -> Tensor {
         let with =
             |layer: &Sublayer, x: &Tensor| x.add(&scaled(layer.result(&layer.normed(x)), share));
         let (attention, mlp) = match (&self.attention, &self.mlp) {
@@ -366,13 +387,24 @@ impl Decoder {
                 })
             };
             let mlp = (parts.order != Order::Alone && feeds).then(mlp).transpose()?;
-            Ok(Block { attention, mlp, order: parts.order })
+            let behind = parts.behind.as_ref().map(|make| make(builder, config, i)).transpose()?;
+            Ok(Block { attention, mlp, order: parts.order, behind })
         };
         let blocks = (0..config.layers).map(block).collect::<Result<_>>()?;
         let norm = || (parts.norm)(builder, "norm", config);
         let norm = (parts.order != Order::NormedSums).then(norm).transpose()?;
-        let multipliers = parts.multipliers;
-        Ok(Decoder { embed, width, embed_in, embed_norm, positions, blocks, norm, multipliers })
+        let (multipliers, round) = (parts.multipliers, parts.round);
+        Ok(Decoder {
+            embed,
+            width,
+            embed_in,
+            embed_norm,
+            positions,
+            blocks,
+            norm,
+            multipliers,
+            round,
+        })
     }
 
     /// Hidden states `[outputs, hidden]` of the step's tokens, normed.
@@ -391,6 +423,10 @@ impl Decoder {
         x = x.trace("embed");
         for (i, block) in self.blocks.iter().enumerate() {
             x = block.forward(&x, residual).trace(format!("blocks.{i}"));
+            let ends = |round: usize| (i + 1).is_multiple_of(round) && i + 1 < self.blocks.len();
+            if let Some(norm) = self.norm.as_ref().filter(|_| self.round.is_some_and(ends)) {
+                x = norm(&x);
+            }
         }
         let x = x.select();
         self.norm.as_ref().map_or_else(|| x.clone(), |norm| norm(&x)).trace("norm")

@@ -377,7 +377,11 @@ impl Mixture {
         let name = files.architecture.name;
         if [MISTRAL4.name, deepseek_moe::NAME].contains(&name) {
             let normalised = keys.flag(Key("norm_topk_prob", "expert_weights_norm"))?;
-            options.routing.normalised = normalised.unwrap_or(name == MISTRAL4.name);
+            let unsaid = name == MISTRAL4.name && !keys.is_null("norm_topk_prob"); // A null is no.
+            options.routing.normalised = normalised.unwrap_or(unsaid);
+            if let Some(stay) = keys.size(Key("topk_group", ""))? {
+                stay.within(1..=MOST_GROUPS)?;
+            }
             if let Some(groups) = keys.size(Key("n_group", ""))?.filter(|n| n.value > 1) {
                 return Err(groups.wrong("1: this architecture has no groups", groups.value));
             }

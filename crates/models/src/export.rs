@@ -15,8 +15,8 @@ use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
 use crate::{
     Architecture, Config, ReadOptions, apertus, deci, falcon, gemma3n, gemma4, granite_swa, hybrid,
-    kimi_linear, laguna, latent, lfm2, mamba, mimo_v2, minicpm, nets, openelm, qwen, scaling,
-    step3p5,
+    kimi_linear, laguna, latent, lfm2, mamba, mimo_v2, minicpm, nanbeige, nets, openelm, qwen,
+    scaling, step3p5,
 };
 use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, ErrorKind, Result, Source, Tensors};
@@ -79,6 +79,7 @@ const PERMUTED: &[&str] = &[
     "mistral",
     "mixtral",
     "muse_glimmer",
+    "nanbeige",
     "nemotron-nas",
     "nemotron_h",
     "nemotron_h_moe",
@@ -270,6 +271,7 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     heads.extend(granite_swa::metadata(&files, config)?);
     heads.extend(mimo_v2::metadata(&files, config)?);
     heads.extend(kimi_linear::metadata(config, held));
+    heads.extend(nanbeige::metadata(&files, config)?);
     heads.extend(gemma4::metadata(&files)?);
     heads.extend(gemma3n::metadata(&files)?);
     heads.extend(step3p5::metadata(&files, config, held)?);

@@ -222,8 +222,12 @@ pub(crate) fn limited(
         return Err(groups.wrong(expected, count));
     }
     let least = options.routing.used.div_ceil(size);
-    let stay = keys.size(Key("topk_group", "expert_group_used_count"))?;
-    let stay = stay.map_or(Ok(count), |stay| stay.within(least..=count))?;
+    const STAY: Key = Key("topk_group", "expert_group_used_count");
+    // Classes have one where nothing is said.
+    let usual = if keys.dialect() == Dialect::HuggingFace { 1 } else { count };
+    let stay = keys.size(STAY)?.unwrap_or_else(|| keys.stated(STAY, usual));
+    let stay = stay.within(least..=count)?;
+    keys.state(STAY, Some(MetadataValue::U32(stay as u32)));
     let scale = if keys.dialect() == Dialect::HuggingFace { scale } else { 1.0 };
     let scale = keys.number_or(FACTOR, scale)?;
     // llama.cpp ends where a file of some of these models does not state it.

@@ -212,6 +212,8 @@ impl<'a> Keys<'a> {
             "final_logit_softcapping",
             "interleave_moe_layer_step",
             "logit_scale",
+            "num_loops",
+            "skip_loop_final_norm",
             "use_parallel_residual",
         ];
         let named = !key.1.is_empty() && (key.0 != key.1 || SAME.contains(&key.1));

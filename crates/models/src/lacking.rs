@@ -27,7 +27,6 @@ const LACKING: &[(&str, &[&str])] = &[
     ("GGUF's form of BitNet, whose folders are run", &["bitnet-b1.58"]),
     ("heads of Mamba-1's state spaces (Zamba, PLaMo 2)", &["plamo2", "zamba"]),
     ("the recurrence of RWKV", &["rwkv", "rwkv6", "rwkv6qwen2", "rwkv7", "rwkv_hybrid", "arwkv7"]),
-    ("positions as a slope on scores (ALiBi)", &["refact"]),
     (
         "an encoder beside the decoder",
         &["bart", "mbart", "marian", "pegasus", "t5", "mt5", "umt5", "t5gemma", "whisper"],
@@ -63,10 +62,8 @@ const LACKING: &[(&str, &[&str])] = &[
     ("compressed convolutional attention", &["zaya"]),
     ("layers that are computed several times", &["hrm_text", "hrm-text"]),
     ("patches of bytes in place of tokens", &["blt"]),
-    ("attention to an image in some layers", &["mllama", "mllama_text_model"]),
     ("images in the place of tokens (Fuyu)", &["fuyu"]),
     ("a head of fewer rows than the embedding", &["apertus1p5", "apertus1p5_text"]),
-    ("adapters that are part of the model", &["phi4_multimodal", "phi4mm"]),
     ("the keys and values of another model, which it assists", &["gemma4_assistant"]),
     ("denoising in place of one token after the other", &["dream", "llada", "llada-moe"]),
 ];

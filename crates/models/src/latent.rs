@@ -220,6 +220,8 @@ pub(crate) fn is_form(name: &str) -> bool {
 
 /// GGUF's name of the one that has both matrices in one.
 pub(crate) const THIRD: &str = "minicpm3";
+/// The same of PLM.
+pub(crate) const PLM: &str = "plm";
 
 /// Such attention in every block.
 pub(crate) fn mixer(options: LatentOptions) -> Mixer {
@@ -234,7 +236,9 @@ pub(crate) fn mixer(options: LatentOptions) -> Mixer {
 /// # Errors
 /// Something else than true or false.
 pub(crate) fn pairing(files: &Files<'_>) -> Result<Pairing> {
-    let beside = files.keys.flag(Key("rope_interleave", ""))?.unwrap_or(true);
+    const BESIDE: &str = "rope_interleave";
+    let unsaid = !files.keys.is_null(BESIDE); // A null is no.
+    let beside = files.keys.flag(Key(BESIDE, ""))?.unwrap_or(unsaid);
     Ok(if beside { Pairing::Adjacent } else { Pairing::Half })
 }
 
@@ -313,7 +317,8 @@ pub(crate) fn metadata(
     held: &[Weight],
 ) -> Result<Vec<(&'static str, MetadataValue)>> {
     let architecture = config.architecture.gguf;
-    if !is_form(architecture) && architecture != THIRD {
+    let whole = [THIRD, PLM].contains(&architecture);
+    if !is_form(architecture) && !whole {
         return Ok(Vec::new());
     }
     let size = |n: usize| MetadataValue::U32(u32::try_from(n).unwrap_or(u32::MAX));
@@ -322,7 +327,7 @@ pub(crate) fn metadata(
     let value = find(".attention.o").and_then(|o| o.shape.last());
     let value = value.map_or(0, |all| all / config.heads.max(1));
     let turned = find(".attention.kv_a").map_or(0, |both| both.shape[0].saturating_sub(rank));
-    if architecture == THIRD {
+    if whole {
         return Ok(vec![("attention.value_length", size(value))]);
     }
     let mut all = vec![

@@ -29,6 +29,7 @@ mod decoder;
 mod deepseek;
 mod deepseek_moe;
 mod dots1;
+mod emu3;
 mod ernie4_5;
 mod exaone;
 mod exaone4;
@@ -81,6 +82,7 @@ mod lfm2_moe;
 mod lfm3;
 mod llama;
 mod llama4;
+mod maincoder;
 mod mamba;
 mod mamba1;
 mod mamba2;
@@ -93,10 +95,12 @@ mod ministral;
 mod ministral3;
 mod mistral;
 mod mixtral;
+mod mllama;
 mod modernbert_decoder;
 mod mpt;
 mod muse_glimmer;
 mod names;
+mod nanbeige;
 mod nanochat;
 mod nemotron;
 mod nemotron_h;
@@ -114,6 +118,7 @@ mod persimmon;
 mod phi;
 mod phi3;
 mod phimoe;
+mod plm;
 mod quantisation;
 mod qwen;
 mod qwen2;
@@ -124,10 +129,12 @@ mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
 mod qwen_vl;
+mod refact;
 mod rope;
 mod sarvam_moe;
 mod scaling;
 mod seed_oss;
+mod smallthinker;
 mod smollm3;
 mod solar_open;
 mod stablelm;
@@ -199,6 +206,8 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &deepseek::V3,
     &indexed::DEEPSEEK,
     &dots1::ARCHITECTURE,
+    &emu3::ARCHITECTURE,
+    &emu3::AUTHORS,
     &ernie4_5::ARCHITECTURE,
     &ernie4_5::MIXTURE,
     &ernie4_5::VISION,
@@ -266,6 +275,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &bailing_moe::SECOND,
     &kimi_linear::LING3,
     &llama4::ARCHITECTURE,
+    &maincoder::ARCHITECTURE,
     &mamba1::ARCHITECTURE,
     &mamba2::ARCHITECTURE,
     &mellum::ARCHITECTURE,
@@ -281,9 +291,12 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &mistral::ARCHITECTURE,
     &deepseek::MISTRAL4,
     &mixtral::ARCHITECTURE,
+    &mllama::ARCHITECTURE,
     &modernbert_decoder::ARCHITECTURE,
     &mpt::ARCHITECTURE,
     &muse_glimmer::ARCHITECTURE,
+    &nanbeige::ARCHITECTURE,
+    &nanbeige::OURO,
     &nanochat::ARCHITECTURE,
     &nemotron::ARCHITECTURE,
     &nemotron_h::ARCHITECTURE,
@@ -300,7 +313,10 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &persimmon::ARCHITECTURE,
     &phi::ARCHITECTURE,
     &phi3::ARCHITECTURE,
+    &phi3::MULTIMODAL,
+    &phi3::AUTHORS,
     &phimoe::ARCHITECTURE,
+    &plm::ARCHITECTURE,
     &qwen::ARCHITECTURE,
     &qwen2::ARCHITECTURE,
     &qwen_vl::OMNI2_5,
@@ -315,9 +331,11 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &qwen3_5_moe::ARCHITECTURE,
     &qwen3_moe::ARCHITECTURE,
     &qwen3_next::ARCHITECTURE,
+    &refact::ARCHITECTURE,
     &sarvam_moe::ARCHITECTURE,
     &deepseek::SARVAM,
     &seed_oss::ARCHITECTURE,
+    &smallthinker::ARCHITECTURE,
     &smollm3::ARCHITECTURE,
     &stablelm::ARCHITECTURE,
     &gpt_bigcode::ARCHITECTURE,

@@ -90,6 +90,10 @@ fn multipliers(files: &Files<'_>, raw: &Raw, granted: Option<[f64; 3]>) -> Resul
             let depth =
                 keys.number(Key(RESIDUAL.0, ""))?.map(|depth| depth.positive()).transpose()?;
             let base = keys.number(Key(LOGITS.0, ""))?.map(|base| base.positive()).transpose()?;
+            // Null is no factor, whatever is granted.
+            let granted = |key: Key, usual: f64| if keys.is_null(key.0) { 1.0 } else { usual };
+            let (usual_residual, usual_logits) =
+                (granted(RESIDUAL, usual_residual), granted(LOGITS, usual_logits));
             let residual = depth.map_or(usual_residual, |depth| depth / layers.sqrt());
             let logits = base.map_or(usual_logits, |base| raw.hidden.value as f64 / base);
             for (key, value) in [(RESIDUAL, residual), (LOGITS, logits)] {

@@ -114,6 +114,7 @@ pub(crate) fn candidates(canonical: &str, dialect: Dialect, tables: &[&[Row]]) -
             format!("model.language_model.{bare}"),
             format!("language_model.{bare}"),
             format!("model.text_model.{bare}"),
+            format!("text_model.{name}"),
             format!("thinker.{name}"),
             format!("thinker.model.language_model.{bare}"),
             bare,
@@ -232,6 +233,7 @@ mod tests {
                 "language_model.lm_head.weight",
                 "model.language_model.lm_head.weight",
                 "model.text_model.lm_head.weight",
+                "text_model.lm_head.weight",
                 "thinker.lm_head.weight",
                 "thinker.model.language_model.lm_head.weight"
             ]

@@ -58,14 +58,16 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     raw.windows = windows::periodic(files, &raw.layers, PERIOD)?;
     let bias = files.bias("attention_bias")?;
     let width = raw.head_dim.clone().unwrap_or_else(|| raw.hidden.clone());
-    if let Some(global) = scaling::of_kind(files, "full_attention", width.value)? {
-        raw.rotation = Some(global);
-    }
+    let global = scaling::of_kind(files, "full_attention", width.value)?;
+    // Where kinds are told apart, one that is not told has the base of the class.
+    let of_class =
+        global.is_some().then(|| keys.stated("rope_theta", files.architecture.unsaid.theta));
+    raw.rotation = global.or(raw.rotation);
     let base = keys.number(Key("", "rope.freq_base_swa"))?;
     let local = match scaling::of_kind(files, "sliding_attention", width.value)? {
         Some(local) => Some(local),
         None => raw.rotation.as_ref().map(|rotation| Rotation {
-            theta: base.unwrap_or_else(|| rotation.theta.clone()),
+            theta: base.or(of_class).unwrap_or_else(|| rotation.theta.clone()),
             scaling: keys.stated("rope_scaling", Scaling::None),
             ..rotation.clone()
         }),

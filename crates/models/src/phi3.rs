@@ -5,7 +5,7 @@ use crate::config::{Config, Raw};
 use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Opened, decoder, windows};
 use formats::{Error, Result};
 use nn::{Bias, Stored, Weights};
@@ -24,16 +24,53 @@ const NAMES: &[Row] = &[
     ("blocks.{}.mlp.down", "model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
 ];
 
+/// The context that rotations are stretched from, where nothing is said beside them.
+const ORIGINAL: Numbers = &[("original_max_position_embeddings", 4096)];
+
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Phi-3 and Phi-3.5",
     name: "phi3",
     gguf: "phi3",
     class: "Phi3ForCausalLM",
-    unsaid: Unsaid::sizes([3072, 8192, 32, 32, 0, 0, 4096, 32_064]).eps(1e-5),
+    unsaid: Unsaid::sizes([3072, 8192, 32, 32, 0, 0, 4096, 32_064]).eps(1e-5).numbers(ORIGINAL),
     names: &[NAMES],
     signs: Some(&["blocks.0.attention.qkv", "blocks.0.mlp.gate_up"]),
     experts: false,
     open,
+};
+
+/// Matrices that lie beside adapters, which a text does without.
+const BESIDE_ADAPTERS: &[Row] = &[
+    ("blocks.{}.attention.qkv", "model.layers.{}.self_attn.qkv_proj.base_layer", ""),
+    ("blocks.{}.attention.o", "model.layers.{}.self_attn.o_proj.base_layer", ""),
+    ("blocks.{}.mlp.gate_up", "model.layers.{}.mlp.gate_up_proj.base_layer", ""),
+    ("blocks.{}.mlp.down", "model.layers.{}.mlp.down_proj.base_layer", ""),
+];
+
+/// Phi-4-multimodal (Microsoft 2025), its text.
+pub(crate) const MULTIMODAL: Architecture = Architecture {
+    title: "Phi-4-multimodal, its text",
+    name: "phi4_multimodal",
+    class: "Phi4MultimodalForCausalLM",
+    unsaid: Unsaid::sizes([3072, 8192, 32, 32, 8, 0, 131_072, 200_064]).eps(1e-5).numbers(ORIGINAL),
+    names: &[NAMES, BESIDE_ADAPTERS],
+    signs: None,
+    open: |files| {
+        // Towers, and adapters for what they give.
+        let beside = ["audio_config", "audio_processor", "embd_layer", "img_processor"];
+        let adapters = ["speech_lora", "vision_config", "vision_lora"];
+        beside.iter().chain(&adapters).for_each(|key| files.keys.note(key));
+        open(files)
+    },
+    ..ARCHITECTURE
+};
+
+/// The same in the folders of its authors.
+pub(crate) const AUTHORS: Architecture = Architecture {
+    title: "Phi-4-multimodal, as its authors publish it",
+    name: "phi4mm",
+    class: "Phi4MMForCausalLM",
+    ..MULTIMODAL
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {

@@ -133,8 +133,11 @@ fn of_json(rope: &Keys<'_>, keys: &Keys<'_>) -> Result<Scaling> {
     let need = |key: &'static str| rope.needed_number(key)?.positive();
     let trained = || keys.needed_number("max_position_embeddings");
     const ORIGINAL: &str = "original_max_position_embeddings";
-    // One beside the object counts, as in Transformers.
-    let outside = keys.number(ORIGINAL)?;
+    // One beside the object counts, or that of the class, as in Transformers.
+    let outside = match keys.number(ORIGINAL)? {
+        Some(number) => Some(number),
+        None => keys.size(ORIGINAL)?.map(|size| size.map(|size| size as f64)),
+    };
     let original = || match outside.clone().or(rope.number(ORIGINAL)?) {
         Some(original) => original.positive(),
         None => trained()?.positive(),

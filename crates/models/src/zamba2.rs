@@ -14,7 +14,7 @@ use crate::names::{Recipes, Row};
 use crate::stated::Stated;
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Ending, Layers, Opened, decoder, gpt2, mamba};
-use formats::Result;
+use formats::{ErrorKind, Result};
 use nn::{
     Bias, Builder, Embedding, ForwardPass, GatedNorm, Mamba, MambaOptions, Projection, Tensor,
     Unary, Weights,
@@ -68,7 +68,6 @@ const NOTED: &[&str] = &[
     "attention_hidden_size",
     "ffn_hidden_size",
     "ft_lora",
-    "hybrid_layer_ids",
     "kv_channels",
     "num_logits_to_keep",
     "num_query_groups",
@@ -92,6 +91,12 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN);
     let keys = &files.keys;
     NOTED.iter().for_each(|key| keys.note(key));
+    // Blocks take turns in the order of their layers.
+    let order = keys.numbers("hybrid_layer_ids")?.unwrap_or_default();
+    if !order.is_sorted() {
+        let error = keys.wrong("hybrid_layer_ids", "numbers in ascending order", "others");
+        return Err(error.of(ErrorKind::Unsupported));
+    }
     let mut raw = Raw::read_quadrupled(files, Key("rms_norm_eps", ""))?;
     raw.gate = gpt2::activation(files, GATE.0, &[Unary::GeluErf])?;
     if keys.flag(Key("use_long_context", ""))? == Some(true) {
