@@ -9,8 +9,7 @@
 //! folder does.
 
 use crate::files::{self, Files};
-use crate::keys::Asked;
-use crate::keys::Dialect;
+use crate::keys::{Asked, Dialect, Key, Keys};
 use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
 use crate::{
@@ -112,6 +111,76 @@ const LISTED: &[&str] = &[
 /// config.json.
 const UNSCALED: &[&str] =
     &["cohere", "cohere2", "cohere2_moe", "deepseek", "exaone_moe", "nemotron"];
+
+/// GGUF's names of architectures whose readers want a head even where it is the embedding.
+const HEADED: &[&str] = &[
+    "apertus",
+    "baichuan",
+    "bailingmoe",
+    "bailingmoe2",
+    "codeshell",
+    "dbrx",
+    "dots1",
+    "exaone-moe",
+    "gpt-oss",
+    "gptneox",
+    "internlm2",
+    "kimi-linear",
+    "mellum",
+    "mimo2",
+    "minimax-m2",
+    "muse-glimmer",
+    "nemotron",
+    "olmo2",
+    "olmoe",
+    "orion",
+    "phi2",
+    "qwen",
+    "qwen2moe",
+    "stablelm",
+    "step35",
+    "xverse",
+];
+
+/// GGUF's names of architectures of which llama.cpp reads YaRN's betas.
+const BETAS: &[&str] = &["laguna", "mistral3", "mistral4"];
+
+/// A line about betas of YaRN for which llama.cpp takes the usual ones.
+fn unread_betas(
+    architecture: &Architecture,
+    metadata: &[(String, MetadataValue)],
+) -> Option<String> {
+    let beta = |end: &str| {
+        metadata.iter().find_map(|(key, value)| match value {
+            MetadataValue::F32(beta) if key.ends_with(end) => Some(*beta),
+            _ => None,
+        })
+    };
+    let (fast, slow) = (beta(".yarn_beta_fast")?, beta(".yarn_beta_slow")?);
+    let usual = (fast, slow) == (32.0, 1.0) || BETAS.contains(&architecture.gguf);
+    let said = || {
+        format!(
+            "llama.cpp takes 32 and 1 for YaRN's beta_fast and beta_slow, not {fast} and {slow}"
+        )
+    };
+    (!usual).then(said)
+}
+
+/// Whether GGUF has a head of its own where a folder's is its embedding.
+///
+/// # Errors
+/// Something else than true or false about it.
+pub(crate) fn copies_head(
+    architecture: &Architecture,
+    keys: &Keys<'_>,
+    outer: &Keys<'_>,
+) -> Result<bool> {
+    let stated = match keys.flag(Key("tie_word_embeddings", ""))? {
+        Some(tied) => Some(tied),
+        None => outer.flag(Key("tie_word_embeddings", ""))?,
+    };
+    Ok(HEADED.contains(&architecture.gguf) && stated.unwrap_or(true))
+}
 
 /// Parts of the names of modules in files and in the classes that Transformers makes of these, by
 /// architecture; the first that fits counts.
@@ -231,8 +300,9 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     let stated = asked.stated();
     let file = tensors.path().display().to_string();
     let (dialect, tables) = (Dialect::HuggingFace, architecture.names);
-    let names = Names { tensors, dialect, file: &file, tables, quantised: None };
     let (keys, outer) = files::of_json(folder.config(), &place, &asked)?;
+    let copied = copies_head(architecture, &keys, &outer)?;
+    let names = Names { tensors, dialect, file: &file, tables, quantised: None, copied };
     let (tensors, context) = (Some(tensors), None);
     let files = Files {
         architecture,
@@ -302,7 +372,9 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
         (None, None) => Vec::new(),
     };
     weights.splice(0..0, rotated);
-    Ok(Export { metadata, weights, warnings: config.warnings.clone() })
+    let mut warnings = config.warnings.clone();
+    warnings.extend(unread_betas(architecture, &metadata));
+    Ok(Export { metadata, weights, warnings })
 }
 
 /// Checks that the GGUF file `file`, of which only the headers need to be there, computes what the

@@ -457,7 +457,7 @@ fn open<'a>(
         let architecture =
             by_gguf(name).ok_or_else(|| unknown(metadata.at(KEY), name, Dialect::Gguf))?;
         let (dialect, tables) = (Dialect::Gguf, architecture.names);
-        let names = Names { tensors, dialect, file, tables, quantised: None };
+        let names = Names { tensors, dialect, file, tables, quantised: None, copied: false };
         let keys = Keys::gguf(file, architecture.gguf, metadata, asked);
         let (tensors, outer) = (Some(tensors), keys.clone());
         let files =
@@ -480,13 +480,14 @@ fn open<'a>(
     }
     let names = |architecture: &Architecture| {
         let (dialect, tables) = (Dialect::HuggingFace, architecture.names);
-        Names { tensors, dialect, file, tables, quantised: quantised.clone() }
+        Names { tensors, dialect, file, tables, quantised: quantised.clone(), copied: false }
     };
     let (architecture, remark) = match stated(&keys, &outer)? {
         Some(architecture) => (architecture, None),
         None => guessed(&place, |architecture| names(architecture))?,
     };
-    let names = names(architecture);
+    let mut names = names(architecture);
+    names.copied = apart && export::copies_head(architecture, &keys, &outer)?;
     let tensors = Some(tensors);
     let files =
         Files { architecture, keys, outer, names: &names, tensors, context, latents, apart };

@@ -24,10 +24,33 @@ pub(crate) struct Names<'a> {
     pub(crate) tables: &'static [&'static [Row]],
     /// How matrices are quantised, if the configuration says so.
     pub(crate) quantised: Option<Settings>,
+    /// Whether a head that is not stored is a copy of the embedding, as readers of GGUF want it of
+    /// some architectures.
+    pub(crate) copied: bool,
 }
 
 impl Weights for Names<'_> {
     fn find(&self, canonical: &str) -> Result<Option<Stored>> {
+        let found = self.stored(canonical)?;
+        if found.is_some() || !self.copied || canonical != "head" {
+            return Ok(found);
+        }
+        // A recipe of its own, since equal ones are one weight.
+        let copy = |embed: Stored| Stored { source: Source::Concat(vec![embed.source]), ..embed };
+        Ok(self.stored("embed")?.map(copy))
+    }
+
+    fn place(&self, canonical: &str) -> String {
+        let candidates = candidates(canonical, self.dialect, self.tables);
+        let held = candidates.iter().find(|name| self.tensors.get(name).is_some());
+        let stored = held.or(candidates.first()).map_or(String::new(), |name| format!("{name} "));
+        format!("{}: {stored}({canonical})", self.file)
+    }
+}
+
+impl Names<'_> {
+    /// A weight that the file has.
+    fn stored(&self, canonical: &str) -> Result<Option<Stored>> {
         let candidates = candidates(canonical, self.dialect, self.tables);
         let quantised = |name: &String| {
             let settings = self.quantised.as_ref()?;
@@ -43,13 +66,6 @@ impl Weights for Names<'_> {
         let described = source.describe(self.tensors);
         let named = |e: Error| Error { place: format!("{}: {}", self.file, e.place), ..e };
         Ok(Some(Stored { shape: described.map_err(named)?.shape, source }))
-    }
-
-    fn place(&self, canonical: &str) -> String {
-        let candidates = candidates(canonical, self.dialect, self.tables);
-        let held = candidates.iter().find(|name| self.tensors.get(name).is_some());
-        let stored = held.or(candidates.first()).map_or(String::new(), |name| format!("{name} "));
-        format!("{}: {stored}({canonical})", self.file)
     }
 }
 

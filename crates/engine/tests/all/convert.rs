@@ -55,6 +55,7 @@ fn folders_compute_the_same_as_files() {
         "codegen",
         "cohere2_moe-rms",
         "cwm",
+        "emu3",
         "ernie4_5_vl_moe",
         "ettin",
         "falcon-h1-normed",
@@ -88,12 +89,14 @@ fn folders_compute_the_same_as_files() {
         "minicpm3",
         "minimax",
         "ministral",
+        "mllama",
         "mpt-scaled",
         "nanochat",
         "olmo_hybrid",
         "openai-gpt",
         "opt",
         "opt-sums",
+        "ouro",
         "paddleocr_vl",
         "persimmon",
         "phi-normed",
@@ -102,6 +105,7 @@ fn folders_compute_the_same_as_files() {
         "qwen2-window",
         "qwen3-moe",
         "qwen3-moe-all",
+        "refact",
         "sarvam_moe",
         "starcoder2-window",
         "vaultgemma",
@@ -117,6 +121,33 @@ fn folders_compute_the_same_as_files() {
             || why.contains("an architecture whose GGUF files are read")
     };
     assert!(refused.iter().all(said), "{refused:#?}");
+}
+
+/// Readers want a head of some architectures, be it the embedding; of others they do not.
+#[test]
+fn a_head_that_is_the_embedding_is_written_where_readers_want_one() {
+    for (name, wanted) in [("olmo2", true), ("internlm2", true), ("ling2", true), ("llama2", false)]
+    {
+        let (case, scratch) = (testing::models().join(name), tempfile::tempdir().unwrap());
+        let stored = formats::Safetensors::open(&case.join("model.safetensors")).unwrap();
+        let (path, file) =
+            (scratch.path().join("model.safetensors"), scratch.path().join("m.gguf"));
+        let heads = ["lm_head.weight", "output.weight"];
+        let kept = stored.iter().filter(|tensor| !heads.contains(&tensor.name));
+        formats::safetensors::write(&path, &[], kept).unwrap();
+        let text = std::fs::read(case.join("config.json")).unwrap();
+        let mut config: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        config["tie_word_embeddings"] = true.into();
+        std::fs::write(scratch.path().join("config.json"), config.to_string()).unwrap();
+        write(scratch.path(), &file, &mixed("f32")).unwrap_or_else(|why| panic!("{name}: {why}"));
+        let names = Gguf::open(&file).unwrap();
+        assert_eq!(names.get("output.weight").is_some(), wanted, "{name}");
+        let logits = |path: &Path| {
+            let options = LoadOptions { cache_type: CacheType::F32, ..LoadOptions::default() };
+            load(path, &options).session().logits(&[3, 5, 7, 9], LogitRows::All).unwrap().data
+        };
+        assert!(error(&logits(&file), &logits(scratch.path())) < 1e-4, "{name}");
+    }
 }
 
 /// Whether these are the same numbers but for their last bits.
