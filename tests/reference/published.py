@@ -3,7 +3,7 @@
 
     published.py [--out DIR] [--only NAME ..]
 
-Needs numpy, torch, safetensors (models.py, of which names of tensors and what makes prompts are taken, imports transformers). Every family below is one decoder
+Needs numpy, torch, safetensors, and gguf for GGUF files (models.py, of which names of tensors and what makes prompts are taken, imports transformers). Every family below is one decoder
 whose parts differ: `FAMILIES` has its published names of weights and its `config.json`, the settings what is computed. Tensors of `expected.safetensors` are
 those of models.py. What decoding caches is not modelled: every token of the continuation is computed from the whole text, as causal models allow.
 """
@@ -12,6 +12,7 @@ import json
 import math
 import shutil
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -106,11 +107,12 @@ class Model:
         return attended(q, torch.cat([both[..., :plain], shared], -1), both[..., plain:], (plain + turned) ** -0.5)
 
     def feed_forward(self, x, i, read):
-        """The feed-forward of normed rows; a router reads `read`."""
+        """The feed-forward of normed rows; an early router reads `read`."""
         get = lambda name: self.get(name, i)
         act = self.settings.get("act", F.silu)
         if "router" in self.names:
-            return self.mixture(x, i, read)
+            y = self.mixture(x, i, read if self.settings.get("early") else x)
+            return (y + (act(x @ get("gate").T) * (x @ get("up").T)) @ get("down").T) / 2 ** 0.5 if "gate" in self.names else y
         if "gate_up" in self.names:
             gate, up = (x @ get("gate_up").T).chunk(2, -1)
             return (act(gate) * up) @ get("down").T
@@ -141,13 +143,15 @@ class Model:
     def forward(self, ids):
         """Embeddings, hidden states behind each block, normed rows and logits."""
         seen, rounds = {"embeddings": self.get("embed")[ids]}, self.settings.get("rounds", 1)
-        x = seen["embeddings"]
+        x = seen["embeddings"] = seen["embeddings"] * self.settings.get("embedding", 1.0)
         for step in range(rounds * self.layers()):
             x = seen[f"hidden.{step}"] = self.block(x, step % self.layers())
             if (step + 1) % self.layers() == 0 and (step + 1 < rounds * self.layers()) and self.settings.get("between", True):
                 x = self.norm(x, self.get("norm"), self.eps)
         seen["norm"] = self.norm(x, self.get("norm"), self.eps)
-        seen["logits"] = seen["norm"] @ (self.get("embed") if self.config.get("tie_word_embeddings") else self.get("head")).T
+        seen["logits"] = seen["norm"] @ (self.get("embed") if self.config.get("tie_word_embeddings") else self.get("head")).T * self.settings.get("logits", 1.0)
+        if "most" in self.settings:
+            seen["logits"] = self.settings["most"] * torch.tanh(seen["logits"] / self.settings["most"])
         return seen
 
     def record(self, ids):
@@ -189,6 +193,36 @@ def refact(config):
     return {own.get(key, key): value for key, value in config.items() if key not in ("intermediate_size", "num_key_value_heads", "rope_theta")}
 
 
+def grok(config, weights, path, own):
+    """A GGUF file of Grok, with all experts of a block in one tensor."""
+    import gguf
+    writer, count = gguf.GGUFWriter(path, "grok"), config["moe_num_primary_experts"]
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_expert_feed_forward_length(config["moe_ffn_hidden_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(2)
+    for key, value in own.items():
+        writer.add_float32(f"grok.{key}", value)
+    for name, x in weights.items():
+        stem, _, expert = name.removesuffix(".weight").partition("_exps.")
+        if not expert:
+            writer.add_tensor(name, x.float().numpy())
+        elif expert == "0":
+            writer.add_tensor(f"{stem}_exps.weight", torch.stack([weights[f"{stem}_exps.{e}.weight"] for e in range(count)]).float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def chosen(scores):
     return scores.sigmoid() / scores.sigmoid().sum(-1, keepdim=True)
 
@@ -200,11 +234,14 @@ def kv_parts(model, i):
 
 GPT = {"embed": "transformer.wte", "norm": "ln_f", "head": "lm_head", "attention_norm": "transformer.h.{}.ln_1", "mlp_norm": "transformer.h.{}.ln_2", "q": "transformer.h.{}.attn.q",
        "kv": "transformer.h.{}.attn.kv", "o": "transformer.h.{}.attn.c_proj", "gate_up": "transformer.h.{}.mlp.gate_up_proj", "down": "transformer.h.{}.mlp.c_proj"}
+GROK = {"embed": "token_embd", "norm": "output_norm", "head": "output", "attention_norm": "blk.{}.attn_norm", "after_attention": "blk.{}.attn_output_norm", "mlp_norm": "blk.{}.ffn_norm",
+        "after_mlp": "blk.{}.layer_output_norm", "o": "blk.{}.attn_output", "router": "blk.{}.ffn_gate_inp", **{part: f"blk.{{}}.attn_{part}" for part in "qkv"},
+        **{f"expert_{part}": f"blk.{{}}.ffn_{part}_exps.{{}}" for part in ("gate", "up", "down")}}
 MOE = "model.layers.{}.block_sparse_moe."
-# Each fixture: what it is, config.json beyond COMMON, names of weights, settings, how config.json is written.
+# Each fixture: config.json beyond COMMON, names of weights, settings, how config.json is written, or a GGUF file.
 FAMILIES = {
-    "nanbeige": (dict(architectures=["NanbeigeForCausalLM"], model_type="nanbeige", head_dim=16, num_loops=3, skip_loop_final_norm=False, total_ut_steps=2, early_exit_threshold=1.0,
-                      loop_loss_weights=[]), LLAMA | GATED, dict(width=16, base=10000.0, rounds=3), None),
+    "nanbeige": (dict(architectures=["NanbeigeForCausalLM"], model_type="nanbeige", head_dim=16, num_loops=2, skip_loop_final_norm=False, total_ut_steps=2, early_exit_threshold=1.0,
+                      loop_loss_weights=[]), LLAMA | GATED, dict(width=16, base=10000.0, rounds=2), None),
     "nanbeige-plain": (dict(architectures=["NanbeigeForCausalLM"], model_type="nanbeige", num_loops=2, skip_loop_final_norm=True, tie_word_embeddings=True), LLAMA | GATED,
                        dict(width=12, base=10000.0, rounds=2, between=False), None),
     "ouro": (dict(architectures=["OuroForCausalLM"], model_type="ouro", num_key_value_heads=4, head_dim=12, total_ut_steps=2, early_exit_threshold=1.0),
@@ -214,12 +251,12 @@ FAMILIES = {
                           moe_ffn_hidden_size=24, moe_primary_router_apply_softmax=False, rope_layout=[0, 1, 1, 1, 0], sliding_window_layout=[0, 1, 1, 1, 0], sliding_window_size=8,
                           tie_word_embeddings=True),
                      LLAMA | {"router": MOE + "primary_router", **{f"expert_{part}": MOE + f"experts.{{}}.{part}" for part in ("gate", "up", "down")}},
-                     dict(width=16, base=10000.0, used=2, odds=chosen, act=F.relu, turns=lambda i: i % 4 > 0, window=lambda i: 8 if i % 4 else None),
+                     dict(width=16, base=10000.0, used=2, early=True, odds=chosen, act=F.relu, turns=lambda i: i % 4 > 0, window=lambda i: 8 if i % 4 else None),
                      lambda config: {key: value for key, value in config.items() if key != "intermediate_size"}),
     "smallthinker-softmax": (dict(architectures=["SmallThinkerForCausalLM"], model_type="smallthinker", head_dim=16, moe_num_primary_experts=4, moe_num_active_primary_experts=3,
                                   moe_ffn_hidden_size=24, moe_primary_router_apply_softmax=True, rope_layout=[1, 1], sliding_window_layout=[0, 0], sliding_window_size=8),
                              LLAMA | {"router": MOE + "primary_router", **{f"expert_{part}": MOE + f"experts.{{}}.{part}" for part in ("gate", "up", "down")}},
-                             dict(width=16, base=10000.0, used=3, odds=lambda scores: scores.softmax(-1), act=F.relu),
+                             dict(width=16, base=10000.0, used=3, early=True, odds=lambda scores: scores.softmax(-1), act=F.relu),
                              lambda config: {key: value for key, value in config.items() if key != "intermediate_size"}),
     "maincoder": (dict(architectures=["MaincoderForCausalLM"], model_type="maincoder", head_dim=16, use_qk_norm=True, tie_word_embeddings=True),
                   LLAMA | {part: f"model.layers.{{}}.feed_forward.{part}_proj" for part in ("gate", "up", "down")}
@@ -229,6 +266,14 @@ FAMILIES = {
                  hidden_act="relu2", tie_word_embeddings=True, rope_interleave=True),
             LLAMA | {"kv_a": "model.layers.{}.self_attn.kv_a_proj_with_mqa", "kv_a_norm": "model.layers.{}.self_attn.kv_a_layernorm", "kv_b": "model.layers.{}.self_attn.kv_b_proj",
                      "up": "model.layers.{}.mlp.up_proj", "down": "model.layers.{}.mlp.down_proj"}, dict(base=10000.0, act=lambda x: F.relu(x) ** 2), None),
+    "grok": (dict(head_dim=12, moe_num_primary_experts=4, moe_ffn_hidden_size=24), GROK,
+             dict(width=12, base=10000.0, used=2, odds=lambda scores: scores.softmax(-1), act=partial(F.gelu, approximate="tanh"), scale=0.25, cap=3.0, embedding=78.38367176906169,
+                  logits=0.5773502691896257), partial(grok, own={"attention.output_scale": 0.25, "attn_logit_softcapping": 3.0})),
+    "grok-2": (dict(head_dim=12, num_key_value_heads=1, moe_num_primary_experts=4, moe_ffn_hidden_size=24),
+               GROK | {"after_mlp": "blk.{}.post_ffw_norm", **{part: f"blk.{{}}.ffn_{part}" for part in ("gate", "up", "down")}},
+               dict(width=12, base=1000.0, used=2, odds=lambda scores: scores.softmax(-1), act=partial(F.gelu, approximate="tanh"), scale=12 ** -0.5, cap=30.0, embedding=8.0, logits=0.9, most=12.0),
+               partial(grok, own={"attention.output_scale": 12 ** -0.5, "attn_logit_softcapping": 30.0, "router_logit_softcapping": 30.0, "embedding_scale": 8.0, "logit_scale": 0.9,
+                                  "final_logit_softcapping": 12.0})),
     "refact": (dict(architectures=["GPTRefactForCausalLM"], model_type="gpt_refact", num_attention_heads=6, num_key_value_heads=1, intermediate_size=256, multi_query=True), GPT,
                dict(width=8, slopes=True, norm=layer, parts=kv_parts, eps=1e-5), refact),
 }
@@ -261,8 +306,11 @@ def make(name, folder):
             break
     else:
         raise SystemExit(f"{name}: no prompt gives clear greedy choices")
-    write_json(folder / "config.json", dict(sorted((written(config) if written else config).items())))
-    save_file({stored: x.contiguous() for stored, x in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    if names["embed"] == "token_embd":
+        written(config | {"rope_theta": settings["base"]}, weights, folder / "model.f32.gguf")
+    else:
+        write_json(folder / "config.json", dict(sorted((written(config) if written else config).items())))
+        save_file({stored: x.contiguous() for stored, x in weights.items()}, folder / "model.safetensors", {"format": "pt"})
     tensors = {"input_ids": ids, "first_row": torch.tensor([0])} | {key: (x if key == "decode.tokens" else x.float()).contiguous() for key, x in seen.items()}
     save_file(tensors, folder / "expected.safetensors", {"fixture": json.dumps({"arithmetic": "float64", "torch": torch.__version__, "greedy_margin": f"{margin(seen):.3g}"})})
     return margin(seen)

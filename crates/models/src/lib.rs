@@ -58,6 +58,7 @@ mod granite;
 mod granite4;
 mod granite_swa;
 mod granitemoe;
+mod grok;
 mod harmless;
 mod head_norms;
 mod helium;
@@ -251,6 +252,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &granite4::ARCHITECTURE,
     &granite_swa::ARCHITECTURE,
     &granite_swa::MIXTURE,
+    &grok::ARCHITECTURE,
     &helium::ARCHITECTURE,
     &hunyuan::ARCHITECTURE,
     &hunyuan::MIXTURE,
