@@ -84,6 +84,12 @@ CASES = [
     Case("experts-weighed", "llama4", dict(r=2, lora_alpha=3, target_modules=[],
                                            target_parameters=["feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"]),
          "parameters [experts, in, out] that PEFT takes for [experts, out, in]"),
+    Case("anew", "llama3", dict(r=3, lora_alpha=5, target_modules=["q_proj", "down_proj"], modules_to_save=["embed_tokens", "lm_head"]),
+         "a table of embeddings and a head, which were one matrix"),
+    Case("tokens", "llama3", dict(r=2, lora_alpha=3, target_modules=["v_proj"], trainable_token_indices=[3, 90, 14]),
+         "rows of a table that is the head, too"),
+    Case("biased", "llama-bias", dict(r=4, lora_alpha=6, target_modules=["q_proj", "down_proj"], bias="all", lora_bias=True),
+         "biases of the model, and of factors"),
     Case("floats", "qwen3", dict(r=8, lora_alpha=16, use_rslora=True, target_modules=ATTENTION + MLP),
          "factors of f32 beside matrices of bf16", exact=False),
 ]
@@ -106,6 +112,10 @@ def fill(model, noise, exact):
         elif "lora_" in name:
             factor = 0.3 * noise(*parameter.shape)
             parameter.data = (factor.bfloat16() if exact else factor).double()
+        elif parameter.requires_grad:
+            # A copy of the base's, or a bias of it. What changes is exact in bf16.
+            change = (0.3 * parameter.data.abs().mean().clamp(min=0.1) * noise(*parameter.shape)).bfloat16()
+            parameter.data = (parameter.data.float() + change.float()).double()
 
 
 def forward(model, tokens):

@@ -59,6 +59,20 @@ def drawn(r, model):
             config.pop("layers_to_transform", None)
     if r.of(False, False, False, True):
         config["exclude_modules"] = listed[:1]
+    # What is trained beside factors.
+    table = model.get_input_embeddings() and next(name for name, part in model.named_modules() if part is model.get_input_embeddings())
+    table, targets = table.split(".")[-1], config["target_modules"]
+    free = isinstance(targets, str) or not {"embed_tokens", "lm_head"} & set(targets)
+    more = r.of("", "", "", "", "bias", "lora_bias", "saved", "tokens") if free else ""
+    if more == "bias":
+        config["bias"] = r.of("all", "lora_only")
+    if more == "lora_bias" and not config["use_dora"]:
+        config["lora_bias"] = True
+    if more == "saved":
+        config["modules_to_save"] = r.of([table], ["lm_head"], [table, "lm_head"])
+        config["ensure_weight_tying"] = r.of(False, False, True)
+    if more == "tokens":
+        config["trainable_token_indices"] = r.of([3, 5], {table: [9, 3, 4]})
     return config, r.of(torch.float32, torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -79,6 +79,15 @@ def pickled(folder):
     (folder / WEIGHTS).unlink()
 
 
+def renamed(old, new):
+    """Other names of tensors."""
+    def change(stored):
+        for name in list(stored):
+            stored[name.replace(old, new)] = stored.pop(name)
+    return tensors(change)
+
+
+TABLE = "base_model.model.model.embed_tokens"
 MIXTURE = "base_model.model.model.layers.0.mlp.experts"
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -135,12 +144,47 @@ CASES = [
     ("olora", "llama3", dict(target_modules=ALL, init_lora_weights="olora"), None, [CONFIG, "init_lora_weights", "olora"]),
     ("gaussian", "llama3", dict(target_modules=ALL, init_lora_weights="gaussian"), None, []),
     ("orthogonal", "llama3", dict(target_modules=ALL, init_lora_weights="orthogonal"), None, []),
-    ("lora-bias", "llama-bias", dict(target_modules=ALL, lora_bias=True), None, [CONFIG, "lora_bias"]),
-    ("bias-all", "llama-bias", dict(target_modules=ALL, bias="all"), None, [CONFIG, "bias"]),
-    ("bias-lora-only", "llama-bias", dict(target_modules=ALL, bias="lora_only"), None, [CONFIG, "bias"]),
-    ("modules-to-save", "llama3", dict(target_modules=ALL, modules_to_save=["embed_tokens"]), None, [CONFIG, "modules_to_save"]),
-    ("head-saved", "qwen3-untied", dict(target_modules=ALL, modules_to_save=["lm_head"]), None, [CONFIG, "modules_to_save"]),
-    ("trained-tokens", "llama3", dict(target_modules=ALL, trainable_token_indices=[3, 5]), None, [CONFIG, "trainable_token_indices"]),
+    ("pissa-converted", "llama3", dict(target_modules=ALL, init_lora_weights="pissa"), "converted", []),
+    ("olora-converted", "llama3", dict(target_modules=["q_proj", "up_proj"], init_lora_weights="olora", lora_alpha=4), "converted", []),
+    ("lora-bias", "llama-bias", dict(target_modules=ALL, lora_bias=True), None, []),
+    ("lora-bias-alone", "llama3", dict(target_modules=["k_proj", "down_proj"], lora_bias=True, use_rslora=True), None, []),
+    ("lora-bias-fused", "gpt2", dict(target_modules=["c_attn", "c_fc"], lora_bias=True, fan_in_fan_out=True), None, []),
+    ("bias-all", "llama-bias", dict(target_modules=ALL, bias="all"), None, []),
+    ("bias-dora", "llama-bias", dict(target_modules=["q_proj"], bias="all", use_dora=True), None, []),
+    ("bias-beyond", "qwen2", dict(target_modules=["o_proj"], bias="all"), None, []),
+    ("bias-norms", "gpt2", dict(target_modules=["c_attn"], bias="all"), None, [WEIGHTS, "ln_", "own weights"]),
+    ("bias-lora-only", "llama-bias", dict(target_modules=ALL, bias="lora_only"), None, []),
+    ("bias-odd", "llama-bias", dict(target_modules=ALL), settings(bias="some"), [CONFIG, "bias", "some"]),
+    ("modules-to-save", "llama3", dict(target_modules=ALL, modules_to_save=["embed_tokens"]), None, []),
+    ("modules-to-save-rslora", "gemma3", dict(target_modules="all-linear", modules_to_save=["embed_tokens"], use_rslora=True), None, []),
+    ("both-saved", "llama3", dict(target_modules=ALL, modules_to_save=["embed_tokens", "lm_head"]), None, []),
+    ("both-tied", "llama3", dict(target_modules=ALL, modules_to_save=["embed_tokens"], ensure_weight_tying=True), None, []),
+    ("head-saved", "qwen3-untied", dict(target_modules=ALL, modules_to_save=["lm_head"]), None, []),
+    ("both-untied", "qwen3-untied", dict(target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"], use_dora=True), None, []),
+    ("head-tied", "llama3", dict(target_modules=["v_proj"], modules_to_save=["lm_head"]), None, []),
+    ("head-biased", "phimoe", dict(target_modules=["v_proj"], modules_to_save=["lm_head"]), None, []),
+    ("wte-saved", "gpt2", dict(target_modules=["c_attn"], modules_to_save=["wte"]), None, []),
+    ("matrix-saved", "llama3", dict(target_modules=["v_proj"], modules_to_save=["q_proj"]), None, []),
+    ("norm-saved", "llama3", dict(target_modules=["v_proj"], modules_to_save=["input_layernorm"]), None, [WEIGHTS, "input_layernorm", "own weights"]),
+    ("table-resized", "llama3", dict(target_modules=ALL, modules_to_save=["embed_tokens"]),
+     tensors(lambda t: t.update({f"{TABLE}.weight": torch.zeros(8, t[f"{TABLE}.weight"].shape[1])})), [WEIGHTS, "embed_tokens", "8"]),
+    ("table-nan", "llama3", dict(target_modules=ALL, modules_to_save=["embed_tokens"]),
+     tensors(lambda t: t[f"{TABLE}.weight"].fill_(float("nan"))), [WEIGHTS, "embed_tokens", "NaN"]),
+    ("table-unnamed", "llama3", dict(target_modules=ALL, modules_to_save=["embed_tokens"]), settings(modules_to_save=None), [WEIGHTS, "embed_tokens", "own weights"]),
+    ("trained-tokens", "llama3", dict(target_modules=ALL, trainable_token_indices=[3, 5]), None, []),
+    ("trained-tokens-untied", "qwen3-untied", dict(target_modules=ALL, trainable_token_indices={"embed_tokens": [7, 3, 5]}), None, []),
+    ("trained-tokens-both", "qwen3-untied", dict(target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [7, 3], "lm_head": [4]}), None, []),
+    ("trained-tokens-scaled", "gemma3", dict(target_modules=["q_proj"], trainable_token_indices=[3, 5, 9]), None, []),
+    ("trained-tokens-beyond", "llama3", dict(target_modules=ALL, trainable_token_indices=[3, 5]), settings(trainable_token_indices=[3, 99999]), [WEIGHTS, "trainable_tokens_delta", "99999"]),
+    ("trained-tokens-odd", "llama3", dict(target_modules=ALL, trainable_token_indices=[3, 5]), settings(trainable_token_indices=[3, 3]), [CONFIG, "trainable_token_indices"]),
+    ("trained-tokens-short", "llama3", dict(target_modules=ALL, trainable_token_indices=[3, 5]), settings(trainable_token_indices=[3]), [WEIGHTS, "trainable_tokens_delta"]),
+    ("tables-tied", "llama3", dict(target_modules=["embed_tokens", "q_proj"], ensure_weight_tying=True), None, []),
+    ("tables-scaled", "gemma3", dict(target_modules=["embed_tokens", "q_proj"]), None, []),
+    ("unprefixed", "llama3", dict(target_modules=ALL), renamed("base_model.model.", ""), []),
+    ("beside-towers", "llama3", dict(target_modules=ALL), renamed("base_model.model.model.", "base_model.model.model.language_model."), []),
+    ("before-towers", "llama3", dict(target_modules=ALL), renamed("base_model.model.model.", "base_model.model.language_model.model."), []),
+    ("named-twice", "llama3", dict(target_modules=ALL), renamed(".weight", ".default.weight"), [WEIGHTS, "default"]),
+    ("alora", "llama3", dict(target_modules=["q_proj"], alora_invocation_tokens=[5, 6]), None, [CONFIG, "alora_invocation_tokens"]),
     ("parameters", "qwen3-moe", dict(target_modules=["q_proj"], target_parameters=["mlp.experts.down_proj"]), None, []),
     ("experts", "mixtral", dict(target_modules=ALL[:4], target_parameters=EXPERTS), None, []),
     ("experts-rslora", "qwen2-moe", dict(target_modules=[], target_parameters=EXPERTS, use_rslora=True, alpha_pattern={"mlp.experts.down_proj": 9}), None, []),
@@ -195,6 +239,22 @@ def filled(model, noise):
             parameter.data = (parameter.data * (1 + 0.2 * noise(*parameter.shape))).bfloat16().float()
         elif "lora_" in name:
             parameter.data = (0.2 * noise(*parameter.shape)).to(torch.float8_e4m3fn).float()
+        elif "modules_to_save" in name or "trainable_tokens_delta" in name or (name.endswith("bias") and parameter.requires_grad):
+            parameter.data = (parameter.data + 0.3 * parameter.data.abs().mean().clamp(min=0.05) * noise(*parameter.shape)).bfloat16().float()
+
+
+def converted(model, noise, tokens, before, folder):
+    """Saves an adapter that began with changed weights of the base as one beside the base as it was."""
+    first = model.peft_config["default"].init_lora_weights
+    model.peft_config["default"].init_lora_weights = True
+    model.save_pretrained(folder.parent / "first")
+    model.peft_config["default"].init_lora_weights = first
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data += 0.1 * noise(*parameter.shape)
+    logits = model(input_ids=tokens[None], use_cache=False).logits[0]
+    model.save_pretrained(folder, path_initial_model_for_weight_conversion=folder.parent / "first")
+    return tokens.tolist(), logits, (logits - before).abs().max().item()
 
 
 def made(base, config, change, folder, seed):
@@ -208,6 +268,8 @@ def made(base, config, change, folder, seed):
     with torch.no_grad():
         before = model(input_ids=tokens[None], use_cache=False).logits[0]
         model = get_peft_model(model, LoraConfig(**{"r": 4, "lora_alpha": 6, "task_type": "CAUSAL_LM", **config})).eval()
+        if change == "converted":
+            return converted(model, noise, tokens, before, folder)
         if config.get("init_lora_weights") not in ("pissa", "olora"):
             filled(model, noise)
         logits = model(input_ids=tokens[None], use_cache=False).logits[0]
@@ -230,7 +292,7 @@ def main():
         with tempfile.TemporaryDirectory() as aside:
             folder = Path(aside) / "adapter"
             tokens, logits, moved = made(base, config, change, folder, zlib.crc32(name.encode()))
-            used = change if isinstance(change, str) else base
+            used = change if isinstance(change, str) and change != "converted" else base
             command = [args.delft, "logits", "-m", HERE / "models" / used, "--cache-type", "f32", "--device", "cpu", "--json", "--all",
                        "--tokens", ",".join(map(str, tokens)), "--adapter", folder]
             done = subprocess.run([str(part) for part in command], capture_output=True, text=True)

@@ -26,13 +26,13 @@ pub(crate) fn open(path: &Path) -> Result<File> {
     let tensors = Stored::Gguf(file);
     let parts = Parts { down: ".weight.lora_a", up: ".weight.lora_b", magnitude: &[] };
     let (pairs, rest) = pairs(path, &tensors.names(), &parts)?;
-    let (path, copies) = (path.to_owned(), Vec::new());
+    let path = path.to_owned();
     let mut adapter = File {
         kind: AdapterFormat::Gguf,
         path,
         tensors,
         changes: Vec::new(),
-        copies,
+        renewed: Vec::new(),
         made_for: None,
     };
     if let Some(name) = rest.first() {
@@ -50,6 +50,7 @@ pub(crate) fn open(path: &Path) -> Result<File> {
             stack,
             gathers: pair.stem == "token_embd",
             magnitude: None,
+            bias: None,
             scale: if alpha == 0.0 { 1.0 } else { f64::from(alpha) / rank.max(1) as f64 },
         };
         adapter.changes.push(change);

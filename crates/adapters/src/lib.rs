@@ -14,10 +14,12 @@ mod patterns;
 mod peft;
 mod pieces;
 mod provenance;
+mod renewed;
 mod resolve;
 mod settings;
 
 use formats::{Error, Gguf, Result, Safetensors, TensorView};
+use renewed::Renewed;
 use std::path::{Path, PathBuf};
 
 pub use fuse::fuse;
@@ -59,9 +61,8 @@ pub struct File {
     path: PathBuf,
     tensors: Stored,
     changes: Vec<Change>,
-    /// Tensors that are copies of the base's, as PEFT saves of embeddings: the tensor, the changed
-    /// matrix's name, and whether it is its bias.
-    copies: Vec<(String, String, bool)>,
+    /// Weights of the base that it has anew.
+    renewed: Vec<Renewed>,
     made_for: Option<MadeFor>,
 }
 
@@ -88,7 +89,7 @@ impl Stored {
 }
 
 /// The change that an adapter makes to one matrix of the base.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 struct Change {
     /// The matrix, as the base would name it in the adapter's dialect, without `.weight`.
     matrix: String,
@@ -101,6 +102,8 @@ struct Change {
     gathers: bool,
     /// DoRA's magnitudes.
     magnitude: Option<String>,
+    /// What is added to the product of both, before the factor on it.
+    bias: Option<String>,
     /// The factor on the product of both.
     scale: f64,
     /// How factors of several experts lie in the tensors, if `matrix` is a stack of experts'.
@@ -154,6 +157,14 @@ impl File {
     /// The model that it was made for, if that is known: of adapters that `delft tune` wrote.
     pub fn made_for(&self) -> Option<&MadeFor> {
         self.made_for.as_ref()
+    }
+
+    /// The first of its tensors that a model has itself: a table or a bias that was trained with
+    /// the factors, or a bias of factors; none where there are factors alone.
+    pub fn anew(&self) -> Option<&str> {
+        let biases = self.changes.iter().filter_map(|change| change.bias.as_deref());
+        let renewed = self.renewed.iter().filter(|own| own.trained);
+        renewed.map(|own| own.tensor.as_str()).chain(biases).next()
     }
 
     /// Its file or folder.

@@ -33,7 +33,7 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
         path: file,
         tensors,
         changes: vec![],
-        copies: vec![],
+        renewed: vec![],
         made_for: None,
     };
     if let Some(name) = rest.first() {
@@ -64,6 +64,7 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
             stack,
             gathers: pair.stem.ends_with("embed_tokens"),
             magnitude: pair.names[2].clone(),
+            bias: None,
             scale,
         };
         adapter.changes.push(change);
@@ -90,6 +91,11 @@ impl File {
             return unsupported("kind", "an adapter of PEFT", format!("{:?}", self.kind));
         }
         self.resolve(base, strength)?;
+        let biased = self.changes.iter().filter_map(|change| change.bias.as_ref());
+        let renewed = self.renewed.iter().filter(|own| own.trained).map(|own| &own.tensor);
+        if let Some(tensor) = biased.chain(renewed).next() {
+            return unsupported(tensor, "factors alone, which mlx-lm has", "weights".to_owned());
+        }
         let sites = base.program.adaptable();
         let tied = sites
             .iter()

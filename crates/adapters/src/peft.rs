@@ -3,16 +3,23 @@
 //! A matrix `M` has `base_model.model.M.lora_A.weight` `[r, in]` and `lora_B.weight` `[out, r]`; a
 //! table of embeddings `lora_embedding_A` `[r, tokens]` and `lora_embedding_B` `[width, r]`. The
 //! change is `alpha / r` of their product, with rsLoRA (Kalajdzievski 2023) `alpha / sqrt(r)`. DoRA
-//! adds `lora_magnitude_vector` `[out]`.
+//! adds `lora_magnitude_vector` `[out]`, `lora_bias` a `lora_B.bias` `[out]` before that factor.
+//!
+//! Modules of `modules_to_save` are saved whole under their own names, biases as `bias` says, and
+//! the rows of `trainable_token_indices` as `token_adapter.trainable_tokens_delta`, which are the
+//! rows themselves and no differences. Copies of the table of embeddings and of the head may be
+//! saved untrained, too.
 //!
 //! Of `target_parameters`, a stack of experts' matrices has the factors of all experts in one pair
 //! ([`Stack::Parameter`]). The pair is named after the module that holds the stack; where a module
 //! holds several, it is wrapped once for each, and all but the last are named `base_layer` of it.
 
 use crate::patterns::Patterns;
+use crate::renewed::Renewed;
 use crate::settings::Settings;
 use crate::{AdapterFormat, Change, File, Pair, Parts, Stack, Stored, pairs};
 use formats::{Error, Result, Safetensors};
+use serde_json::Value;
 use std::path::Path;
 
 const WEIGHTS: &str = "adapter_model.safetensors";
@@ -32,8 +39,10 @@ const KNOWN: &[&str] = &[
     "layers_pattern",
     "layers_to_transform",
     "lora_alpha",
+    "lora_bias",
     "lora_dropout",
     "megatron_core",
+    "modules_to_save",
     "peft_type",
     "peft_version",
     "qalora_group_size",
@@ -44,6 +53,7 @@ const KNOWN: &[&str] = &[
     "target_modules",
     "target_parameters",
     "task_type",
+    "trainable_token_indices",
     "use_dora",
     "use_rslora",
 ];
@@ -59,9 +69,13 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
         let error = settings.lacks(key, "null: this setting is not supported");
         return Err(error.hint("merge it into the model with PEFT, and load that"));
     }
-    if settings.text("bias").is_some_and(|bias| bias != "none") {
-        return Err(settings.lacks("bias", "none"));
+    let biases = settings.text("bias").unwrap_or("none");
+    if !["none", "all", "lora_only"].contains(&biases) {
+        return Err(settings.lacks("bias", "none, all or lora_only"));
     }
+    let whole = settings.names("modules_to_save")?.unwrap_or_default();
+    let tokens = token_rows(settings)?;
+    let ties = settings.flag("ensure_weight_tying")?;
     // How the base stores its matrices (GPT-2's `[in, out]`); factors lie alike either way.
     settings.flag("fan_in_fan_out")?;
     if settings.text("init_lora_weights").is_some_and(|way| !PLAIN.contains(&way)) {
@@ -103,13 +117,23 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
         let expected = "DoRA of matrices that are multiplied with";
         return Err(Error::new(place, expected, "of a table of embeddings"));
     }
-    let (linears, rest) = pairs(&file, &rest, &linear)?;
+    let (linears, mut rest) = pairs(&file, &rest, &linear)?;
+    // Biases of factors.
+    const BIAS: &str = ".lora_B.bias";
+    let mut own_biases: Vec<String> = Vec::new();
+    rest.retain(|name| match name.strip_suffix(BIAS) {
+        Some(stem) if linears.iter().any(|pair| pair.stem == stem) => {
+            own_biases.push(stem.to_owned());
+            false
+        }
+        _ => true,
+    });
     let mut adapter = File {
         kind: AdapterFormat::Peft,
         path: file,
         tensors,
         changes: vec![],
-        copies: vec![],
+        renewed: vec![],
         made_for: None,
     };
     for (pair, gathers) in
@@ -154,23 +178,30 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
             turned: false,
             gathers,
             magnitude: pair.names[2].clone(),
+            bias: own_biases.contains(&pair.stem).then(|| format!("{}{BIAS}", pair.stem)),
             scale,
             stack,
         };
         adapter.changes.push(change);
     }
-    for name in rest {
-        let copied =
-            module(&name).rsplit_once('.').filter(|(_, part)| ["weight", "bias"].contains(part));
-        let copied = copied.map(|(n, part)| (n.strip_suffix(".base_layer").unwrap_or(n), part));
-        match copied.filter(|(n, _)| n.ends_with("embed_tokens") || n.ends_with("lm_head")) {
-            Some((matrix, part)) => {
-                adapter.copies.push((name.clone(), matrix.to_owned(), part == "bias"));
-            }
-            None => return Err(adapter.wrong(&name, "factors of LoRA or DoRA", "another tensor")),
-        }
+    for tensor in rest {
+        let own = renewed(&tensor, &whole, biases, &tokens, ties);
+        let own =
+            own.ok_or_else(|| adapter.wrong(&tensor, "factors of LoRA or DoRA", "another tensor"))?;
+        adapter.renewed.push(own);
     }
-    if adapter.changes.is_empty() {
+    let saved = |own: &&String| {
+        let renewed = adapter.renewed.iter().filter(|renewed| !renewed.bias);
+        renewed.into_iter().any(|renewed| is_saved(&renewed.module, std::slice::from_ref(*own)))
+    };
+    if let Some(missing) = whole.iter().find(|own| !saved(own)) {
+        let expected = format!("modules that {WEIGHTS} has");
+        return Err(settings.wrong("modules_to_save", expected, format!("none for {missing}")));
+    }
+    // Of a table and a head that are both there, neither stands for the other.
+    let heads = adapter.renewed.iter().any(|own| !own.bias && own.module.ends_with("lm_head"));
+    adapter.renewed.iter_mut().for_each(|own| own.ties &= !heads);
+    if adapter.changes.is_empty() && !adapter.renewed.iter().any(|own| own.trained) {
         return Err(Error::new(adapter.path.display(), "factors of LoRA or DoRA", "none"));
     }
     Ok(adapter)
@@ -183,4 +214,74 @@ fn settings_name(folder: &Path) -> String {
 /// The name of a module in the model that PEFT wrapped.
 fn module(name: &str) -> &str {
     name.strip_prefix("base_model.model.").unwrap_or(name)
+}
+
+/// A tensor that is no factor: a weight of the base.
+fn renewed(
+    tensor: &str,
+    whole: &[String],
+    biases: &str,
+    tokens: &[(Option<String>, Vec<usize>)],
+    ties: bool,
+) -> Option<Renewed> {
+    let own = Renewed { tensor: tensor.to_owned(), ..Renewed::default() };
+    if let Some(stem) = tensor.strip_suffix(".token_adapter.trainable_tokens_delta") {
+        let name = module(stem);
+        let of = |(part, _): &&(Option<String>, Vec<usize>)| {
+            part.as_ref().is_none_or(|part| name.ends_with(part.as_str()))
+        };
+        let (_, rows) = tokens.iter().find(of)?;
+        let module = name.to_owned();
+        return Some(Renewed {
+            module,
+            rows: Some(rows.clone()),
+            trained: true,
+            ties: true,
+            ..own
+        });
+    }
+    let (name, part) = module(tensor).rsplit_once('.')?;
+    let bias = match part {
+        "weight" => false,
+        "bias" => true,
+        _ => return None,
+    };
+    let name = name.strip_suffix(".base_layer").unwrap_or(name);
+    let saved = is_saved(name, whole);
+    let table = name.ends_with("embed_tokens") || name.ends_with("lm_head");
+    // A module that is tied to one that is saved is saved, too.
+    let saved = saved || (ties && table && !whole.is_empty());
+    let trained = saved || (bias && biases != "none");
+    let own = Renewed { module: name.to_owned(), bias, trained, ties: ties && saved, ..own };
+    (trained || table).then_some(own)
+}
+
+/// Whether a module is one of those that are saved, or within one.
+fn is_saved(module: &str, whole: &[String]) -> bool {
+    let mut modules = std::iter::successors(Some(module), |name| Some(name.rsplit_once('.')?.0));
+    modules.any(|name| whole.iter().any(|own| name.ends_with(own.as_str())))
+}
+
+/// The tokens whose rows are trained, of each table of embeddings that is named, or of the one that
+/// the model has.
+fn token_rows(settings: &Settings) -> Result<Vec<(Option<String>, Vec<usize>)>> {
+    const KEY: &str = "trainable_token_indices";
+    let list = |of: &Settings, key: &str| -> Result<Vec<usize>> {
+        let wrong = || of.wrong(key, "a list of tokens, each once", "another");
+        let Some(Value::Array(all)) = of.get(key) else { return Err(wrong()) };
+        let token = |value: &Value| value.as_u64().and_then(|token| usize::try_from(token).ok());
+        let all = all.iter().map(token).collect::<Option<Vec<usize>>>().ok_or_else(wrong)?;
+        let mut sorted = all.clone();
+        sorted.sort_unstable();
+        if sorted.windows(2).any(|pair| pair[0] == pair[1]) { Err(wrong()) } else { Ok(all) }
+    };
+    match settings.get(KEY) {
+        None => Ok(Vec::new()),
+        Some(Value::Array(_)) => Ok(vec![(None, list(settings, KEY)?)]),
+        Some(_) => {
+            let tables = settings.object(KEY)?;
+            let tables = tables.iter().flat_map(|of| of.said().map(move |(key, _)| (of, key)));
+            tables.map(|(of, key)| Ok((Some(key.to_owned()), list(of, key)?))).collect()
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use crate::experts::Apart;
 use crate::pieces::{Piece, Pieces};
+use crate::renewed::add_offset;
 use crate::{AdapterFormat, Change, File, Stored, gguf};
 use formats::{
     DType, Encoding, Error, ErrorKind, Folder, NotFinite, Pairing, Result, Source, TensorView,
@@ -178,6 +179,17 @@ impl File {
                 let expected = "DoRA of matrices that are multiplied with";
                 return Err(self.wrong(&change.matrix, expected, "of a table of embeddings"));
             }
+            let bias = match &change.bias {
+                Some(name) => Some(self.numbers(name, &[&[output]])?),
+                None => None,
+            };
+            if let (Some(name), Some(_)) =
+                (&change.bias, targets.iter().find(|target| target.first.is_some()))
+            {
+                let expected = "a matrix that is no piece of another in the model";
+                let error = self.wrong(name, expected, "a bias of its factors");
+                return Err(error.of(ErrorKind::Unsupported));
+            }
             for Target { site, rows, first, .. } in targets {
                 let mut delta = Delta {
                     rank,
@@ -211,8 +223,16 @@ impl File {
                     let magnitude: Vec<Option<f32>> = magnitude.into_iter().map(Some).collect();
                     delta.gain = Some(gain(base, site, &delta, &magnitude)?);
                 }
+                let scale = delta.scale;
                 if adapter.deltas.insert(site.name.clone(), delta).is_some() {
                     return Err(self.wrong(&change.matrix, "each matrix once", "twice"));
+                }
+                if let Some(bias) = &bias {
+                    let mut own = reordered(bias, 1, &rows);
+                    if let Some(order) = self.order(base, site) {
+                        own = reordered(&own, 1, &order);
+                    }
+                    add_offset(site, own.into_iter().map(|v| scale * v), &mut adapter);
                 }
             }
             if self.kind == AdapterFormat::Mlx && change.gathers {
@@ -221,8 +241,27 @@ impl File {
         }
         apart.join(self, strength, &mut adapter)?;
         pieces.join(self, base, &mut adapter)?;
-        self.check_copies(base, &sites)?;
+        self.renew(base, &sites, strength, &mut adapter)?;
         Ok(adapter)
+    }
+
+    /// The sites whose products add a module's bias, each with the rows of the bias that it adds;
+    /// none where the module is no such product.
+    pub(crate) fn biased<'s>(
+        &self,
+        base: &'s Base<'_>,
+        sites: &'s [Site],
+        module: &str,
+    ) -> Result<Vec<(&'s Site, Vec<usize>)>> {
+        let known = Sites::new(base, sites)?;
+        let change = Change { matrix: module.to_owned(), ..Change::default() };
+        for name in base.config.architecture.canonicals(module, self.is_gguf()) {
+            if let Some(targets) = self.targets_named(base, &known, &name, &change)? {
+                let whole = targets.into_iter().filter(|target| target.first.is_none());
+                return Ok(whole.map(|target| (target.site, target.rows)).collect());
+            }
+        }
+        Ok(Vec::new())
     }
 
     /// Whether its names are GGUF's.
@@ -337,7 +376,7 @@ impl File {
     }
 
     /// Matrices whose heads lie otherwise in the base than in the adapter are refused.
-    fn check_order(&self, base: &Base<'_>, site: &Site) -> Result<()> {
+    pub(crate) fn check_order(&self, base: &Base<'_>, site: &Site) -> Result<()> {
         let own = self.kind == AdapterFormat::Gguf;
         if own == base.is_gguf() || !base.reorders(site) {
             return Ok(());
@@ -408,7 +447,7 @@ impl File {
 
     /// The order in which the base has the rows of a site whose heads rotate in another pairing
     /// than the adapter's: for each row the adapter's.
-    fn order(&self, base: &Base<'_>, site: &Site) -> Option<Vec<usize>> {
+    pub(crate) fn order(&self, base: &Base<'_>, site: &Site) -> Option<Vec<usize>> {
         match (self.kind, base.is_gguf()) {
             (AdapterFormat::Gguf, true) => None,
             (AdapterFormat::Peft | AdapterFormat::Mlx, _) => base.order(site),
@@ -423,36 +462,6 @@ impl File {
     /// The same of columns.
     fn column_order(&self, base: &Base<'_>, site: &Site) -> Option<Vec<usize>> {
         base.column_order(site).filter(|_| self.kind != AdapterFormat::Gguf)
-    }
-
-    /// Copies of the base's tables must be the base's: others mean that they were trained or
-    /// resized.
-    fn check_copies(&self, base: &Base<'_>, sites: &[Site]) -> Result<()> {
-        for (name, matrix, bias) in &self.copies {
-            let canonicals = base.config.architecture.canonicals(matrix, false);
-            let site = sites.iter().find(|site| canonicals.contains(&site.name));
-            let wrong = |found: &str| {
-                self.wrong(name, "the model's own weights", found)
-                    .hint("merge the adapter into the model with PEFT, and load that")
-            };
-            let weight = site.and_then(|site| if *bias { site.bias } else { Some(site.weight) });
-            let Some(weight) = weight else { return Err(wrong("weights of another matrix")) };
-            let weight = &base.program.weights[weight.0];
-            let copied = self.tensor(name)?;
-            if copied.shape != weight.shape {
-                return Err(wrong(&shape(copied.shape)));
-            }
-            let own = weight.read(base.tensors)?;
-            if own.encoding.is_quantised() {
-                continue;
-            }
-            let (own, copied) = (own.to_f32()?, copied.to_f32()?);
-            let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 0.01 * b.abs() + 1e-6;
-            if !own.iter().zip(&copied).all(close) {
-                return Err(wrong("others"));
-            }
-        }
-        Ok(())
     }
 }
 
@@ -473,12 +482,12 @@ pub fn repeats(rows: &[usize]) -> bool {
 }
 
 /// The rows of `values` in another order.
-fn reordered(values: &[f32], width: usize, order: &[usize]) -> Vec<f32> {
+pub(crate) fn reordered(values: &[f32], width: usize, order: &[usize]) -> Vec<f32> {
     order.iter().flat_map(|&row| &values[row * width..(row + 1) * width]).copied().collect()
 }
 
 /// A matrix `[width, n]` of a matrix `[n, width]`.
-fn turned(values: &[f32], width: usize) -> Vec<f32> {
+pub(crate) fn turned(values: &[f32], width: usize) -> Vec<f32> {
     let rows = values.len() / width.max(1);
     (0..values.len()).map(|i| values[i % rows * width + i / rows]).collect()
 }

@@ -66,6 +66,15 @@ impl Settings {
         }
     }
 
+    /// A list of names, if there is one.
+    pub(crate) fn names(&self, key: &str) -> Result<Option<Vec<String>>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let name =
+            |value: &Value| value.as_str().filter(|name| !name.is_empty()).map(str::to_owned);
+        let names = value.as_array().and_then(|all| all.iter().map(name).collect());
+        names.map(Some).ok_or_else(|| self.wrong(key, "a list of names", value))
+    }
+
     pub(crate) fn object(&self, key: &str) -> Result<Option<Settings>> {
         match self.get(key) {
             None => Ok(None),

@@ -208,9 +208,45 @@ const REFUSED: &[(&str, Change, &[&str])] = &[
     ("no alpha", |s, _| s["lora_alpha"] = json!(null), &["lora_alpha", "a number"]),
     ("an alpha of zero", |s, _| s["lora_alpha"] = json!(0), &["lora_alpha", "above 0"]),
     ("another kind", |s, _| s["peft_type"] = json!("VERA"), &["peft_type", "LORA", "VERA"]),
-    ("trained biases", |s, _| s["bias"] = json!("all"), &["bias", "none"]),
+    (
+        "biases of another kind",
+        |s, _| s["bias"] = json!("some"),
+        &["bias", "none, all or lora_only"],
+    ),
+    (
+        "names that are none",
+        |s, _| s["modules_to_save"] = json!([7]),
+        &["modules_to_save", "names"],
+    ),
+    (
+        "tokens that are none",
+        |s, _| s["trainable_token_indices"] = json!({"embed_tokens": [3, -1]}),
+        &["trainable_token_indices", "a list of tokens"],
+    ),
+    (
+        "a table of more tokens",
+        |s, t| {
+            s["modules_to_save"] = json!(["embed_tokens"]);
+            let name = "base_model.model.model.embed_tokens.weight".to_owned();
+            t.push(Stored { name, shape: vec![130, 48], values: vec![0.5; 130 * 48] });
+        },
+        &["embed_tokens", "128 tokens", "130", "hint"],
+    ),
+    (
+        "a norm that was trained",
+        |s, t| {
+            s["modules_to_save"] = json!(["norm"]);
+            let name = "base_model.model.model.norm.weight".to_owned();
+            t.push(Stored { name, shape: vec![48], values: vec![0.5; 48] });
+        },
+        &["model.norm.weight", "the model's own weights", "hint"],
+    ),
     ("a base that was changed", |s, _| s["init_lora_weights"] = json!("pissa"), &["pissa", "hint"]),
-    ("whole modules", |s, _| s["modules_to_save"] = json!(["lm_head"]), &["modules_to_save"]),
+    (
+        "a module that was not saved",
+        |s, _| s["modules_to_save"] = json!(["lm_head"]),
+        &["modules_to_save", "lm_head", "none"],
+    ),
     ("an unknown setting", |s, _| s["use_more"] = json!(true), &["use_more", "not supported"]),
     (
         "an expression that looks around itself",

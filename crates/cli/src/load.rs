@@ -229,6 +229,7 @@ pub(crate) fn options(
             more: args.room.0,
             rank: args.room.1,
             experts: false,
+            tables: false,
         },
         chunk: args.chunk.map(|n| n as usize),
         trace: args.trace,

@@ -34,6 +34,9 @@ pub struct Adapters {
     pub rank: usize,
     /// Whether those that may be added may change experts. Factors of all of them are large.
     pub experts: bool,
+    /// Whether those that may be added may have the table of embeddings and the head anew, which
+    /// take as much memory as these in f32.
+    pub tables: bool,
 }
 
 /// An adapter of an engine. Its seat is free for another once the last clone is gone.
@@ -213,9 +216,14 @@ impl Opened {
             Ok((file.clone(), shortened(&base, adapter)?))
         };
         let resolved = wanted.files.iter().map(resolve).collect::<Result<Vec<_>>>()?;
-        let ranks = resolved.iter().map(|(_, adapter)| adapter.rank());
+        // Tables that an adapter has anew have far greater ranks than what lies in the blocks.
+        let ranks = |wanted: &dyn Fn(&str) -> bool| {
+            let deltas = resolved.iter().flat_map(|(_, adapter)| &adapter.deltas);
+            deltas.filter(|(site, _)| wanted(site)).map(|(_, delta)| delta.rank).max().unwrap_or(0)
+        };
         let more = if wanted.more > 0 { wanted.rank * base.most_pieces()? } else { 0 };
-        let seats = device::Seats { count, rank: ranks.fold(more, usize::max) };
+        let inside = ranks(&|site| site.starts_with("blocks."));
+        let seats = device::Seats { count, rank: more.max(inside).max(1) };
         let stacks = program.adaptable().into_iter().filter(|site| site.experts.is_some());
         let stacks: Vec<String> = stacks.map(|site| site.name).collect();
         let changed = |site: &str| {
@@ -223,7 +231,14 @@ impl Opened {
             let more = wanted.more > 0 && (wanted.experts || !expert);
             more || resolved.iter().any(|(_, a)| a.deltas.contains_key(site))
         };
-        let program = program.with_sites(&changed);
+        let mut program = program.with_sites(&changed);
+        for site in program.sites.iter_mut().filter(|site| !site.name.starts_with("blocks.")) {
+            // A table that changes as a whole has as many ranks as it is wide.
+            let wide = if site.gathers { site.output } else { site.input };
+            let more = if wanted.more > 0 && wanted.tables { wide } else { 0 };
+            let own = ranks(&|name| name == site.name).max(more);
+            site.rank = Some(own).filter(|own| *own > seats.rank);
+        }
         Ok((Opened { resolved, seats, warnings }, program))
     }
 

@@ -30,6 +30,9 @@ pub struct Site {
     pub gathers: bool,
     /// The part of the matrix that the Program has, if it is one of several ranks'.
     pub share: Option<RankShare>,
+    /// The greatest rank of its factors, where that is more than an executor's options say for all
+    /// sites: of tables that an adapter has anew.
+    pub rank: Option<usize>,
 }
 
 /// The part of a matrix, or of each expert's, that one of several ranks has. Its factors are cut
@@ -51,6 +54,11 @@ impl Site {
     /// How many pairs of factors it has.
     pub fn matrices(&self) -> usize {
         self.experts.unwrap_or(1)
+    }
+
+    /// The greatest rank of its factors, beside `others` for sites that say nothing.
+    pub fn most_ranks(&self, others: usize) -> usize {
+        self.rank.map_or(others, |own| own.max(others))
     }
 
     /// The part of a change of the whole matrix.
@@ -87,6 +95,25 @@ impl AdapterFactors {
         AdapterFactors { deltas: own.collect() }
     }
 
+    /// Checks that each of its factors fits one of the sites, with room for `rank` ranks at those
+    /// that do not say [more](Site::most_ranks).
+    ///
+    /// # Errors
+    /// As [`AdapterFactors::check`]; a greater rank.
+    pub fn check_room(&self, sites: &[Site], rank: usize) -> Result<()> {
+        self.check(sites)?;
+        for (name, delta) in &self.deltas {
+            let site = sites.iter().find(|site| site.name == *name);
+            let most = site.map_or(rank, |site| site.most_ranks(rank));
+            if delta.rank > most {
+                let expected = format!("a rank up to {most}, which there is room for");
+                let place = if most == rank { "adapter" } else { name };
+                return Err(formats::Error::new(place, expected, delta.rank));
+            }
+        }
+        Ok(())
+    }
+
     /// Checks that each of its factors fits one of the sites.
     ///
     /// # Errors
@@ -104,6 +131,11 @@ impl AdapterFactors {
 }
 
 impl Program {
+    /// The greatest rank at any site, with room for `others` at those that say nothing.
+    pub fn most_ranks(&self, others: usize) -> usize {
+        self.sites.iter().fold(others, |most, site| most.max(site.most_ranks(others)))
+    }
+
     /// Every matrix that adapters can change, in order of use: none that multiplies rows that are
     /// rounded first, since factors are for the rows as they were; and none that several operations
     /// multiply with, since elsewhere each use has factors of its own.
@@ -140,8 +172,9 @@ impl Program {
                 let name = if tied { "head" } else { &self.weights[weight.0].name };
                 let (input, output) = if gathers { (rows, columns) } else { (columns, rows) };
                 let (name, share) = (name.to_owned(), None);
-                let experts = None;
-                let site = Site { name, weight, bias, input, output, experts, gathers, share };
+                let (experts, rank) = (None, None);
+                let site =
+                    Site { name, weight, bias, input, output, experts, gathers, share, rank };
                 if !sites.iter().any(|other| other.name == site.name) {
                     sites.push(site);
                 }
@@ -165,6 +198,7 @@ impl Program {
             experts: Some(sizes.experts),
             gathers: false,
             share: None,
+            rank: None,
         };
         let (width, ff) = (sizes.width, sizes.ff);
         [[width, ff], [width, ff], [ff, width]].into_iter().enumerate().map(stack).collect()

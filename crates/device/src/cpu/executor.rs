@@ -51,7 +51,8 @@ pub(super) struct Loaded {
     /// The low-rank factors of each adapter seat, for every matrix of every site, none at a site
     /// that the adapter leaves; `None` for an empty seat.
     pub(super) seats: Vec<Option<Vec<Vec<Factors>>>>,
-    /// The greatest rank of an adapter.
+    /// The greatest rank of an adapter, and that of tables that one has anew.
+    pub(super) seat_rank: usize,
     pub(super) rank: usize,
 }
 
@@ -121,7 +122,8 @@ impl CpuExecutor {
         let sites = program.nodes.iter().map(|node| node.sites(&program.sites)).collect();
         let groups = program.layer_groups();
         let limits = options.limits(&program);
-        let crate::Seats { count, rank } = options.seats;
+        let crate::Seats { count, rank: seat_rank } = options.seats;
+        let rank = program.most_ranks(seat_rank);
         let seats = (0..count).map(|_| None).collect();
         let (tokens, outputs) = (limits.tokens, limits.outputs);
         let largest = Class::new(&program, &ropes, tokens, outputs, team.count(), rank);
@@ -156,6 +158,7 @@ impl CpuExecutor {
                 quantised_only,
                 sites,
                 seats,
+                seat_rank,
                 rank,
             },
         })
@@ -469,11 +472,7 @@ impl Executor for CpuExecutor {
             self.loaded.seats[index] = None;
             return Ok(());
         };
-        adapter.check(&self.loaded.program.sites)?;
-        if adapter.rank() > self.loaded.rank {
-            let expected = format!("a rank up to {}, which there is room for", self.loaded.rank);
-            return Err(Error::new("adapter", expected, adapter.rank()));
-        }
+        adapter.check_room(&self.loaded.program.sites, self.loaded.seat_rank)?;
         let factors = |site: &program::Site| {
             let Some(delta) = adapter.deltas.get(&site.name) else { return Ok(Vec::new()) };
             let sizes = [delta.rank, site.input, site.output];

@@ -28,11 +28,13 @@ pub(super) fn plan(
         cache_bytes(program, options, &options.blocks)?,
     );
     let limits = options.limits(program);
-    let rank = options.seats.rank;
+    let seat_rank = options.seats.rank;
+    let rank = program.most_ranks(seat_rank);
     let arena = (limits.tokens, limits.outputs);
     let arena = Class::new(program, &program.ropes(), arena.0, arena.1, threads, rank).bytes;
     if options.seats.count > 0 {
         let factors = |site: &program::Site| {
+            let rank = site.most_ranks(seat_rank);
             (site.input + site.output) * site.matrices() * rank * size_of::<f32>()
         };
         let adapter: usize = program.sites.iter().map(factors).sum();

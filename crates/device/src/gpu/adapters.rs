@@ -26,7 +26,7 @@ impl<B: Backend> Adapters<B> {
         let mut buffers = Vec::with_capacity(room.groups.len());
         for group in &room.groups {
             let [a, b, c, d] = Factor::ALL.map(|factor| {
-                let (elements, bytes) = group.size(factor, room.rank);
+                let (elements, bytes) = group.size(factor);
                 backend.buffer(room.count * elements * bytes)
             });
             buffers.push([a?, b?, c?, d?]);
@@ -84,11 +84,7 @@ impl<B: Backend> GpuExecutor<B> {
             self.adapters.seated[index] = None;
             return Ok(());
         };
-        adapter.check(&self.lowering.program.sites)?;
-        if adapter.rank() > room.rank {
-            let expected = format!("a rank up to {}, which there is room for", room.rank);
-            return Err(Error::new("adapter", expected, adapter.rank()));
-        }
+        adapter.check_room(&self.lowering.program.sites, room.rank)?;
         self.attempt(|executor| executor.write_adapter(index, adapter))
     }
 
@@ -100,12 +96,12 @@ impl<B: Backend> GpuExecutor<B> {
         let mut bytes = Vec::new();
         for (group, buffers) in room.groups.iter().zip(&self.adapters.buffers) {
             for (factor, buffer) in Factor::ALL.into_iter().zip(buffers) {
-                let (elements, size) = group.size(factor, room.rank);
+                let (elements, size) = group.size(factor);
                 bytes.clear();
                 bytes.resize(elements * size, 0);
                 for (place, site, first) in group.sites() {
                     if let Some(delta) = adapter.deltas.get(&sites[site].name) {
-                        group.put(factor, room.rank, (place, first), delta, &mut bytes);
+                        group.put(factor, (place, first), delta, &mut bytes);
                     }
                 }
                 let own = index * bytes.len()..(index + 1) * bytes.len();

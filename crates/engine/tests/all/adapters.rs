@@ -18,7 +18,7 @@ fn file(path: impl AsRef<Path>) -> AdapterFile {
 
 fn options(files: &[&str], more: usize) -> LoadOptions {
     let files = files.iter().map(file).collect();
-    let adapters = Adapters { files, more, rank: 8, experts: false };
+    let adapters = Adapters { files, more, rank: 8, experts: false, tables: false };
     LoadOptions { adapters, cache_type: CacheType::F32, ..LoadOptions::default() }
 }
 
@@ -48,6 +48,11 @@ const CASES: &[(&str, &str, &[&str])] = &[
     ("neox", "gpt-neox", &["neox"]),
     ("pieces", "olmo_hybrid", &["pieces"]),
     ("pieces-some", "kimi_linear", &["pieces-some"]),
+    ("anew", "llama3", &["anew"]),
+    ("anew", "llama3/model.f32.gguf", &["anew"]),
+    ("tokens", "llama3", &["tokens"]),
+    ("tokens", "llama3/model.f32.gguf", &["tokens"]),
+    ("biased", "llama-bias", &["biased"]),
     ("experts", "mixtral", EXPERTS),
     ("experts", "mixtral/model.f32.gguf", EXPERTS),
     ("experts-ranks", "gemma4-moe", &["experts-ranks"]),
@@ -167,6 +172,8 @@ fn ranks_share_adapters_with_their_matrices() {
         compare(case, base, &stored[..1], &[(None, 0)], two);
     }
     compare("tables", "llama3", &["tables"], &[(Some(7), 1)], two);
+    compare("anew", "llama3", &["anew"], &[(None, 1)], two);
+    compare("biased", "llama-bias", &["biased"], &[(None, 0)], two);
     compare("three", "llama2", &["three"], &[(None, 0)], |options| sharing("sim,sim,sim", options));
     // Each expert has three blocks: one of four ranks has none in a layer.
     compare("experts-weighed", "llama4", &["experts-weighed"], &[(Some(7), 1)], |options| {

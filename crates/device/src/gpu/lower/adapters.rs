@@ -80,14 +80,16 @@ pub(in crate::gpu) struct Group {
     /// how many of them a token has; else one of each.
     experts: usize,
     used: usize,
+    /// Rank that each site is padded to.
+    rank: usize,
     /// The type of the factors: f32 beside an f32 matrix, else bf16, to which they are rounded.
     element: Scalar,
 }
 
 impl Group {
-    /// Ranks of all sites together, each padded to `rank`.
-    fn ranks(&self, rank: usize) -> usize {
-        self.matrices.len() * rank
+    /// Ranks of all sites together, each padded.
+    fn ranks(&self) -> usize {
+        self.matrices.len() * self.rank
     }
 
     /// Outputs of all sites together.
@@ -106,11 +108,11 @@ impl Group {
     }
 
     /// Elements and element size of a factor, for one seat.
-    pub(in crate::gpu) fn size(&self, factor: Factor, rank: usize) -> (usize, usize) {
+    pub(in crate::gpu) fn size(&self, factor: Factor) -> (usize, usize) {
         let element = self.element.bytes();
         match factor {
-            Factor::Down => (self.experts * self.ranks(rank) * self.input, element),
-            Factor::Up => (self.experts * self.all() * rank, element),
+            Factor::Down => (self.experts * self.ranks() * self.input, element),
+            Factor::Up => (self.experts * self.all() * self.rank, element),
             Factor::Scales => (2 * self.matrices.len(), 4),
             Factor::Gains => (2 * self.all(), 4),
         }
@@ -120,12 +122,11 @@ impl Group {
     pub(in crate::gpu) fn put(
         &self,
         factor: Factor,
-        rank: usize,
         (place, first): (usize, usize),
         delta: &Delta,
         to: &mut [u8],
     ) {
-        let own = delta.rank;
+        let (own, rank) = (delta.rank, self.rank);
         if self.experts > 1 && matches!(factor, Factor::Down | Factor::Up) {
             // An expert's factors lie as those of one matrix, one expert's behind the other's.
             let alone = Group { experts: 1, ..self.clone() };
@@ -137,7 +138,7 @@ impl Group {
             for (e, to) in to.chunks_exact_mut(each.max(1)).enumerate() {
                 let (down, up) = (of(&delta.down, e), of(&delta.up, e));
                 let own = Delta { down, up, gain: None, ..*delta };
-                alone.put(factor, rank, (place, first), &own, to);
+                alone.put(factor, (place, first), &own, to);
             }
             return;
         }
@@ -218,7 +219,7 @@ impl Sites {
 pub(in crate::gpu) struct Room {
     /// Number of seats.
     pub(in crate::gpu) count: usize,
-    /// Rank that each site is padded to.
+    /// Rank that sites are padded to, but for those of tables that an adapter has anew.
     pub(in crate::gpu) rank: usize,
     /// The groups of sites.
     pub(in crate::gpu) groups: Vec<Group>,
@@ -276,7 +277,9 @@ impl Room {
                 matrices.iter().map(|(place, _)| shape(weights[*place])[output]).collect();
             let input = shape(weights[0])[input];
             let (experts, used) = (1, 1);
-            let group = Group { matrices, input, outputs, gathers, experts, used, element };
+            let own = matrices.iter().filter_map(|(_, site)| program.sites[(*site)?].rank);
+            let rank = own.max().map_or(rank, |own| own.next_multiple_of(RANKS).max(rank));
+            let group = Group { matrices, input, outputs, gathers, experts, used, rank, element };
             room.nodes.push(Some(room.groups.len()));
             room.push(group, &program.weights[weights[0].0].name)?;
         }
@@ -302,8 +305,8 @@ impl Room {
             let element = if matrices.clone().any(plain) { Scalar::F32 } else { Scalar::BF16 };
             let name = &program.weights[node.weights[matrices.start].0].name;
             let matrices: Vec<_> = matrices.map(|i| (i, sites[i])).collect();
-            let (outputs, gathers) = (vec![output; matrices.len()], false);
-            let group = Group { matrices, input, outputs, gathers, experts, used, element };
+            let (outputs, gathers, rank) = (vec![output; matrices.len()], false, self.rank);
+            let group = Group { matrices, input, outputs, gathers, experts, used, rank, element };
             if let Some(last) = self.mixtures.last_mut() {
                 last[half] = Some(self.groups.len());
             }
@@ -319,7 +322,7 @@ impl Room {
 
     fn push(&mut self, group: Group, name: &str) -> Result<()> {
         for factor in Factor::ALL {
-            let elements = group.size(factor, self.rank).0.checked_mul(self.count);
+            let elements = group.size(factor).0.checked_mul(self.count);
             if elements.is_none_or(|elements| elements >= u32::MAX as usize) {
                 let expected = "less than 2^32 elements of adapters at a site";
                 return Err(Error::new(name, expected, "more"));
@@ -333,7 +336,7 @@ impl Room {
     pub(in crate::gpu) fn bytes(&self) -> usize {
         let size = |factor| {
             move |group: &Group| {
-                let (elements, bytes) = group.size(factor, self.rank);
+                let (elements, bytes) = group.size(factor);
                 elements * bytes
             }
         };
@@ -348,11 +351,9 @@ impl Room {
         if self.count == 0 {
             return [0; LOW];
         }
-        let most = |of: fn(&Group, usize) -> usize| {
-            self.groups.iter().map(|group| of(group, self.rank)).max().unwrap_or(0)
-        };
-        let ranks = most(|group, rank| group.used * group.ranks(rank));
-        let outputs = most(|group, _| group.outputs[0]);
+        let most = |of: fn(&Group) -> usize| self.groups.iter().map(of).max().unwrap_or(0);
+        let ranks = most(|group| group.used * group.ranks());
+        let outputs = most(|group| group.outputs[0]);
         // No block has fewer rows than one.
         let words = [rows * ranks, rows * outputs, self.count + 1, rows, 2 * (rows + self.count)];
         words.map(|words| 4 * words)
@@ -399,7 +400,7 @@ impl Recorder<'_> {
         let node = &self.of.program.nodes[self.number];
         let (rows, seats) = (self.rows(node.inputs[0]), self.seats(node.inputs[0]));
         let of = &room.groups[group];
-        let (pairs, ranks, rank) = (rows * of.used, of.ranks(room.rank), room.rank as u32);
+        let (pairs, ranks, rank) = (rows * of.used, of.ranks(), of.rank as u32);
         let (used, sites, element) = (of.used as u32, of.matrices.len() as u32, of.element);
         let numbers = Numbers::new()
             .with("pairs", pairs as u32)
@@ -480,7 +481,7 @@ impl Recorder<'_> {
         self.down(group, (x, norm), None, y)?;
         let room = &self.of.adapters;
         let of = &room.groups[group];
-        let (ranks, rank, count) = (of.ranks(room.rank), room.rank as u32, room.count as u32);
+        let (ranks, rank, count) = (of.ranks(), of.rank as u32, room.count as u32);
         let bits = of.matrices.iter().map(|(place, _)| 1 << place);
         let gains = self.key.adapted == Adapted::Gains;
         let beside = self.row_by_row(y) && self.narrow(self.rows(y));
@@ -513,17 +514,17 @@ impl Recorder<'_> {
     /// Records the lookup of `t` in a table's factor.
     fn pick(&mut self, group: usize) -> Result<()> {
         let room = &self.of.adapters;
-        let Group { input, element, .. } = room.groups[group];
+        let Group { input, element, rank, .. } = room.groups[group];
         let rows = self.key.tokens;
         let numbers = Numbers::new()
             .with("vocab", input as u32)
-            .with("ranks", room.rank as u32)
+            .with("ranks", rank as u32)
             .with("count", room.count as u32);
         let bound = [
             ("tokens", Slot::Words(self.words.tokens.clone())),
             ("seats", Slot::Words(self.words.adapters[0].clone())),
             ("down", Slot::Adapter(group, Factor::Down)),
-            ("t", self.low(0, rows * room.rank)),
+            ("t", self.low(0, rows * rank)),
         ];
         self.push(low_rank_pick(element), numbers.with("rows", rows as u32), &bound)
     }
@@ -539,7 +540,7 @@ impl Recorder<'_> {
     ) -> Result<()> {
         let room = &self.of.adapters;
         let (sites, count) = (&room.groups[group], room.count as u32);
-        let (rows, width, ranks) = (self.rows(y), sites.input, sites.ranks(room.rank));
+        let (rows, width, ranks) = (self.rows(y), sites.input, sites.ranks());
         let (outer, element) = (sites.outputs[0], sites.element);
         let gains = self.key.adapted == Adapted::Gains;
         let residual = residual.filter(|_| gains);
@@ -642,7 +643,8 @@ impl Recorder<'_> {
         residual: bool,
     ) -> Result<()> {
         let room = &self.of.adapters;
-        let (sites, rank) = (&room.groups[group], room.rank);
+        let sites = &room.groups[group];
+        let rank = sites.rank;
         let (rows, element) = (self.rows(y), sites.element);
         let ending = match self.key.adapted {
             Adapted::Gains => UpEnding::Gains { residual },
@@ -652,7 +654,7 @@ impl Recorder<'_> {
         let names: Vec<[String; 2]> =
             (0..products.len()).map(|j| ["out", "y"].map(|part| format!("{part}{j}"))).collect();
         let mut bound = vec![
-            ("t", self.low(0, rows * sites.ranks(rank))),
+            ("t", self.low(0, rows * sites.ranks())),
             ("up", Slot::Adapter(group, Factor::Up)),
             ("scales", Slot::Adapter(group, Factor::Scales)),
             ("seats", self.seats(y)),
