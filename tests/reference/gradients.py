@@ -35,6 +35,7 @@ HERE = Path(__file__).parent
 STEPS = 100  # of AdamW
 RANK, ALPHA = 3, 6.0
 BETA, GAMMA = 0.3, 0.2
+LABELS, JUDGED = [True, False], (1.3, 0.7)  # of answers that are judged, and their weights
 OPTIMISER = dict(lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 ROUNDED = 200  # steps in 16 bits
 MARGIN = 0.15
@@ -54,6 +55,7 @@ class Case:
     dora: bool = False
     preference: str = ""  # one of TRL's losses of preferences in the place of the cross-entropies
     targets: object = "all-linear"
+    whole: tuple = ()  # modules that are trained whole beside the factors
     experts: str = ""  # the module of experts whose parameters have factors, too
     decided: bool = False  # tokens whose experts no rounding changes: see `decided`
     rank: int = RANK
@@ -61,7 +63,7 @@ class Case:
 
     @property
     def name(self):
-        return self.model + ("-dora" if self.dora else "") + (f"-{self.preference}" if self.preference else "") + ("-full" if self.only_full else "") + ("-experts" if self.experts else "")
+        return self.model + ("-dora" if self.dora else "") + (f"-{self.preference}" if self.preference else "") + ("-whole" if self.whole else "") + ("-full" if self.only_full else "") + ("-experts" if self.experts else "")
 
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -97,7 +99,9 @@ CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear
          # Streams; the matrices that predict and correct them have no factors.
          Case("gemma3n", targets=GATED + ["per_layer_input_gate", "per_layer_projection", "linear_left", "linear_right"]),
          Case("llama3", dora=True), Case("qwen2", dora=True), Case("phi3", dora=True, lengths=(19, 18)),
-         *(Case("llama3", preference=loss, lengths=(19, 13, 11, 17)) for loss in ("dpo", "hinge", "ipo", "simpo", "orpo")),
+         *(Case("llama3", preference=loss, lengths=(19, 13, 11, 17)) for loss in ("dpo", "hinge", "ipo", "simpo", "orpo", "kto")),
+         # Tables that share one matrix, that have one each, and that a factor stands behind.
+         *(Case(name, whole=("embed_tokens", "lm_head")) for name in ("llama3", "qwen3-untied")), Case("gemma3", whole=("embed_tokens",)),
          # GPUs multiply by factors of ranks that eight divides beside experts.
          *(Case(name, targets=ATTENTION, experts=experts, rank=8, decided=True)
            for name, experts in (("mixtral", "mlp.experts"), ("gpt-oss", "mlp.experts"), ("gemma4-moe", "experts"),
@@ -116,7 +120,7 @@ CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear
 
 def saved_name(name):
     """A parameter's name as PEFT saves it."""
-    return name.replace(".default", "").replace("lora_magnitude_vector.weight", "lora_magnitude_vector")
+    return name.replace(".modules_to_save", "").replace(".default", "").replace("lora_magnitude_vector.weight", "lora_magnitude_vector")
 
 
 def loss_of(model, sequences, weights):
@@ -133,6 +137,8 @@ def loss_of(model, sequences, weights):
 def preference_loss(model, sequences, weights, loss):
     """The sum over pairs of one of TRL's losses of sequences that are a chosen one and a rejected one in turn, of which `weights` tells
     what counts; the reference is the model without its factors."""
+    if loss == "kto":
+        return judged_loss(model, sequences, weights)
     if loss in ("simpo", "orpo"):
         return loss_without_reference(model, sequences, weights, loss)
     words = tokenizers.models.WordLevel({"a": 0, "<eos>": 1}, unk_token="a")
@@ -156,6 +162,31 @@ def preference_loss(model, sequences, weights, loss):
     }
     with widened():
         return trainer._compute_loss(model, inputs, False) * (len(sequences) // 2)
+
+
+def judged_loss(model, sequences, weights):
+    """The sum of TRL's losses of a desired and an undesired answer, behind each of which stands a sequence with another's answer."""
+    words = tokenizers.models.WordLevel({"a": 0, "<eos>": 1}, unk_token="a")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(words), eos_token="<eos>", pad_token="<eos>")
+    data = datasets.Dataset.from_list([{"prompt": "a", "completion": "a", "label": label} for label in LABELS])
+    with tempfile.TemporaryDirectory() as folder:
+        settings = trl.KTOConfig(output_dir=folder, beta=BETA, report_to=[], use_cpu=True, bf16=False, gradient_checkpointing=False,
+                                 per_device_train_batch_size=2, train_sampling_strategy="sequential", disable_dropout=False,
+                                 desirable_weight=JUDGED[0], undesirable_weight=JUDGED[1])
+        trainer = trl.KTOTrainer(model=model, args=settings, train_dataset=data, processing_class=tokenizer)
+    if "ref" in model.peft_config:
+        model.delete_adapter("ref")
+    rows, inputs = torch.nn.utils.rnn.pad_sequence, {"label": LABELS}
+    for prefix, own in (("", slice(0, None, 2)), ("KL_", slice(1, None, 2))):
+        counts = [torch.cat([torch.zeros(1), weight[:-1] != 0]).long() for weight in weights[own]]
+        inputs |= {
+            f"{prefix}input_ids": rows(sequences[own], batch_first=True),
+            f"{prefix}attention_mask": rows([torch.ones_like(tokens) for tokens in sequences[own]], batch_first=True),
+            f"{prefix}completion_mask": rows(counts, batch_first=True),
+        }
+    inputs["label"] = torch.tensor(LABELS)
+    with widened():
+        return trainer._compute_loss(model, inputs, False) * len(LABELS)
 
 
 def loss_without_reference(model, sequences, weights, loss):
@@ -340,12 +371,13 @@ def write(case):
     first = "up_proj" if case.model == "nemotron-h-moe" else "gate_up_proj"
     parameters = [f"{case.experts}.{name}" for name in (first, "down_proj") if case.experts]
     config = LoraConfig(task_type="CAUSAL_LM", r=case.rank, lora_alpha=ALPHA, target_modules=case.targets, use_dora=case.dora,
-                        target_parameters=parameters or None)
+                        target_parameters=parameters or None, modules_to_save=list(case.whole) or None)
     model = get_peft_model(base, config, autocast_adapter_dtype=False).eval()
     trained = {saved_name(name): p for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in trained.items():
         noise = (0.2 * torch.randn(*parameter.shape, generator=generator)).double()
-        parameter.data = parameter.data * (1 + noise) if name.endswith("magnitude_vector") else noise
+        known = name.endswith("magnitude_vector") or "lora_" not in name
+        parameter.data = parameter.data * (1 + noise) if known else noise
     out |= {f"initial.{name}": p.detach().float() for name, p in trained.items()}
     if case.decided:
         sequences, out["tokens"] = redrawn(model, case, generator)

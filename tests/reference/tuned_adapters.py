@@ -54,6 +54,11 @@ CASES = [
     ("rates-by-element-dora", "falcon-mamba", "", ["--dora"], False),
     ("mixed-spaces", "jamba", "", ["--sites", "experts,x_proj"], False),
     ("ups-alone", "nemotron-h-moe", "", ["--sites", "experts"], False),
+    # Tables that are trained whole: of one matrix, of a head alone, with a factor behind it; and what updates draw.
+    ("tables", "llama3", "", ["--whole", "embeddings,head"], False),
+    ("head", "llama3", "model.f32.gguf", ["--whole", "head"], False),
+    ("scaled-table", "gemma3", "model.f32.gguf", ["--whole", "embeddings", "--sites", "q_proj"], False),
+    ("tables-apart", "qwen3-untied", "", ["--whole", "embed_tokens,lm_head", "--dropout", 0.2, "--neftune", 5, "--rslora"], False),
 ]
 TEXTS = ["a zebra sings in the dark", "the fox and the hen went home", "no rain fell on the hill", "she told him all of it"]
 

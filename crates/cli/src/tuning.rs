@@ -15,7 +15,8 @@ use crate::args::{
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 A .jsonl file has an example on each line: {\"messages\": [...]} as OpenAI's interface has them, {\"prompt\": .., \"completion\": ..}, \
-{\"text\": ..}, or with --dpo or --pairs {\"prompt\": .., \"chosen\": .., \"rejected\": ..}. ShareGPT's conversations, Alpaca's instruction, input and output, a question with its answer or \
+{\"text\": ..}, or with --dpo or --pairs {\"prompt\": .., \"chosen\": .., \"rejected\": ..}, \
+with --kto {\"prompt\": .., \"completion\": .., \"label\": true or false}. ShareGPT's conversations, Alpaca's instruction, input and output, a question with its answer or \
 response, and pairs of whole conversations are read, too. A .json file may have all of them in one list, a .csv or .tsv file is a table whose first line names such keys, and any other \
 file is plain text. Of messages the assistant's answers are learned, of a prompt with its completion the \
 completion, of texts every token. An answer of \"weight\": 0 is only read. A folder stands for its train.jsonl, and its valid.jsonl for --held-out.
@@ -125,13 +126,33 @@ pub(crate) struct LoraArgs {
     /// [default: of all blocks]
     #[arg(long, alias = "num-layers", value_name = "N", value_parser = positive())]
     pub(crate) layers: Option<u64>,
+    /// Tables that are trained whole beside the factors and saved with them: embeddings, head (of
+    /// PEFT's modules_to_save)
+    #[arg(long, alias = "modules-to-save", value_name = "NAME,..", value_delimiter = ',', conflicts_with_all = ["full", "from"])]
+    pub(crate) whole: Vec<String>,
+    /// The probability with which each element that factors read is zero in an update: below 1
+    #[arg(long, alias = "lora-dropout", value_name = "P", default_value_t = 0.0, value_parser = below_one, conflicts_with_all = ["full", "preference"])]
+    pub(crate) dropout: f32,
+    /// Noise on the embeddings in updates (NEFTune), ALPHA strong: 5 is usual
+    #[arg(long, alias = "neftune-noise-alpha", value_name = "ALPHA", value_parser = above_zero, conflicts_with = "preference")]
+    pub(crate) neftune: Option<f32>,
+    /// Learn from single answers, of which a label says whether each is to be learned or unlearned
+    /// (KTO)
+    #[arg(long, group = "preference", conflicts_with = "full")]
+    pub(crate) kto: bool,
+    /// With --kto, the weight of answers whose label is true [default: 1]
+    #[arg(long, value_name = "X", value_parser = at_least_zero, requires = "kto")]
+    pub(crate) desirable_weight: Option<f32>,
+    /// With --kto, the weight of all others [default: 1]
+    #[arg(long, value_name = "X", value_parser = at_least_zero, requires = "kto")]
+    pub(crate) undesirable_weight: Option<f32>,
     /// Learn from pairs, of which the chosen answer is to gain more than the rejected one (DPO)
     #[arg(long, group = "preference", conflicts_with = "full")]
     pub(crate) dpo: bool,
     /// Learn from pairs by this loss
     #[arg(long, value_name = "LOSS", value_enum, group = "preference")]
     pub(crate) pairs: Option<PairsArg>,
-    /// The factor on what pairs are judged by: with dpo, hinge and ipo more keeps the adapter closer
+    /// The factor on what pairs are judged by: with dpo, kto, hinge and ipo more keeps the adapter closer
     /// to the model, or to the one of --from; with orpo the weight beside the chosen answer's own loss
     /// [default: 0.1, with simpo 2]
     #[arg(long, value_name = "X", value_parser = above_zero, requires = "preference")]
@@ -142,6 +163,11 @@ pub(crate) struct LoraArgs {
 }
 
 impl LoraArgs {
+    /// Whether answers are learned from by how good they are.
+    pub(crate) fn prefers(&self) -> bool {
+        self.kto || self.pairs().is_some()
+    }
+
     /// The loss of pairs, if these are what is learned from.
     pub(crate) fn pairs(&self) -> Option<PairsArg> {
         self.pairs.or(self.dpo.then_some(PairsArg::Dpo))

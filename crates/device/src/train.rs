@@ -64,6 +64,8 @@ pub struct PackedRows<'a> {
     pub targets: &'a [u32],
     /// The loss weight of each row.
     pub counts: &'a [f32],
+    /// The number of each row in the run, by which operations draw random numbers.
+    pub draws: &'a [u32],
     /// Indices of the rows with a loss, ascending.
     pub picks: &'a [u32],
 }

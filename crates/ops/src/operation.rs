@@ -159,6 +159,12 @@ pub enum Bound {
     Targets,
     /// In training, how much each row's prediction counts, in f32.
     Counts,
+    /// In training, the number of each row in the run, for random numbers.
+    Draws,
+    /// In training, the first row of each row's sequence.
+    Firsts,
+    /// In training, the row behind the last of each row's sequence.
+    Ends,
 }
 
 /// A node in the hands of a device's lowering, which takes the launches that make it up.
@@ -445,4 +451,6 @@ pub struct Packed<'a> {
     pub targets: &'a [u32],
     /// How much each row's prediction counts.
     pub counts: &'a [f32],
+    /// The number of each row in the run, for random numbers.
+    pub draws: &'a [u32],
 }

@@ -45,6 +45,7 @@ fn main() -> Result<()> {
         targets: (1..=tokens).map(token).collect(),
         weights,
         sequences,
+        ..Batch::default()
     };
     let mut gradients: Vec<Vec<f32>> =
         tuned.parameters().iter().map(|p| vec![0.0; p.values.len()]).collect();

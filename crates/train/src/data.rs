@@ -33,6 +33,8 @@ pub enum Form {
     /// A prompt with two answers, of which the better counts here and the worse in
     /// [`Example::rejected`].
     Preference,
+    /// A prompt with an answer that is to be learned (true) or unlearned.
+    Judged(bool),
 }
 
 /// A sequence to learn from.
@@ -65,9 +67,20 @@ impl Example {
         own + self.rejected.as_ref().map_or(0, |rejected| rejected.answer_tokens())
     }
 
-    /// How many tokens it has.
+    /// How many tokens a batch takes for it: beside each judged answer stands another one to the
+    /// same prompt.
     pub fn length(&self) -> usize {
-        self.tokens.len() + self.rejected.as_ref().map_or(0, |rejected| rejected.length())
+        let own =
+            self.tokens.len() + self.rejected.as_ref().map_or(0, |rejected| rejected.length());
+        if self.desired().is_some() { 2 * own } else { own }
+    }
+
+    /// Whether its answer is to be learned, if it is judged.
+    pub fn desired(&self) -> Option<bool> {
+        match self.form {
+            Form::Judged(desired) => Some(desired),
+            _ => None,
+        }
     }
 }
 
@@ -186,6 +199,8 @@ pub struct Reader<'a> {
     pub raw: bool,
     /// Whether prompts are learned, too: every token counts.
     pub prompts: bool,
+    /// Whether a `label` says of each answer if it is to be learned; of pairs the chosen ones are.
+    pub judged: bool,
     /// Tokens that an example has at most. Texts are cut there into several.
     pub context: usize,
     /// Whether what is longer and no text loses its end, instead of being refused.

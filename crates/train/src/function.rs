@@ -192,6 +192,7 @@ fn run(
         targets: vec![0; rows],
         weights: vec![0.0; rows],
         sequences: std::iter::once(0..rows).collect(),
+        ..Batch::default()
     };
     let weight = |id: WeightId| Ok(arguments[id.0].to_vec());
     let values = reference::run(program, &weight, &batch)?;

@@ -13,7 +13,7 @@ pub use checkpoint::checkpoint;
 pub use differentiate::differentiate;
 pub use forward::jvp;
 pub use rewrite::{
-    AdaptedProduct, GradientPart, Module, ModuleFactors, adapt, apart, losses, pack,
+    AdaptedProduct, GradientPart, Module, ModuleFactors, adapt, apart, losses, noisy, pack,
 };
 
 use formats::Result;

@@ -23,6 +23,7 @@ mod peft;
 mod preference;
 pub mod run;
 mod runner;
+mod tables;
 mod tuned;
 
 pub use adamw::{AdamW, Moments, RateSchedule};
@@ -33,4 +34,5 @@ pub use model::{Batch, Loss, Parameter, Trainable};
 pub use preference::{Objective, Preference};
 pub use run::{Run, Settings};
 pub use runner::{Hardware, usual_precision};
+pub use tables::{EMBEDDINGS, HEAD};
 pub use tuned::{LoraOptions, Tuned};

@@ -17,6 +17,11 @@ pub struct Batch {
     pub weights: Vec<f32>,
     /// Where each sequence lies: ranges that follow one another and cover all tokens.
     pub sequences: Vec<Range<usize>>,
+    /// Tokens that a run read before these: random numbers of a row follow from its number in the
+    /// run, which goes on from here, modulo 2^32.
+    pub read: u64,
+    /// Of answers that are judged one by one, whether each is to be learned; empty elsewhere.
+    pub desired: Vec<bool>,
 }
 
 /// A sum of losses and what it is divided by, so that losses of several batches add up.

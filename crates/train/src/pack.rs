@@ -43,11 +43,19 @@ pub fn runs(examples: &[Example], order: &[usize], budget: usize) -> Result<Vec<
     Ok(runs)
 }
 
-/// The examples of these numbers behind each other; of pairs the chosen one, then the rejected one.
+/// The examples of these numbers behind each other; of pairs the chosen one, then the rejected one;
+/// behind each judged one its prompt with the answer of another one, as [`mismatched`] gives it.
 pub fn batch(examples: &[Example], numbers: &[usize]) -> Batch {
     let mut batch = Batch::default();
-    let each = numbers.iter().map(|i| &examples[*i]);
-    for example in each.flat_map(|one| std::iter::once(one).chain(one.rejected.as_deref())) {
+    let each: Vec<&Example> = numbers.iter().map(|i| &examples[*i]).collect();
+    batch.desired = each.iter().filter_map(|one| one.desired()).collect();
+    let others = if batch.desired.is_empty() { Vec::new() } else { mismatched(&each) };
+    let with = |(i, one): (usize, &&'_ Example)| {
+        std::iter::once((*one).clone())
+            .chain(one.rejected.as_deref().cloned())
+            .chain(others.get(i).cloned())
+    };
+    for example in each.iter().enumerate().flat_map(with) {
         let start = batch.tokens.len();
         batch.tokens.extend(&example.tokens);
         batch.targets.extend(example.tokens.iter().skip(1));
@@ -60,6 +68,24 @@ pub fn batch(examples: &[Example], numbers: &[usize]) -> Batch {
         batch.sequences.push(start..batch.tokens.len());
     }
     batch
+}
+
+/// The prompt of each example with the answer of the one before it, of the first with that of the
+/// last, as KTO has them; no longer than the longest of the examples. An example alone has its own
+/// answer, of which nothing counts.
+fn mismatched(examples: &[&Example]) -> Vec<Example> {
+    let answer = |example: &Example| example.counted.first().cloned().unwrap_or(0..0);
+    let most = examples.iter().map(|example| example.tokens.len()).max().unwrap_or(0);
+    let other = |i: usize| {
+        let (own, from) = (examples[i], examples[(i + examples.len() - 1) % examples.len()]);
+        let start = answer(own).start;
+        let mut tokens = own.tokens[..start].to_vec();
+        tokens.extend(&from.tokens[answer(from)]);
+        tokens.truncate(most);
+        let counted = if examples.len() > 1 { vec![start..tokens.len()] } else { Vec::new() };
+        Example { tokens, counted, ..own.clone() }
+    };
+    (0..examples.len()).map(other).collect()
 }
 
 /// One pass over examples: its order, cut into batches.

@@ -14,8 +14,12 @@ pub(crate) struct Packing {
     pub(crate) first: Vec<u32>,
     /// Where each row stands in its sequence.
     pub(crate) positions: Vec<u32>,
+    /// How many rows each row's sequence has.
+    pub(crate) lengths: Vec<u32>,
     /// Rows whose predictions count, ascending.
     pub(crate) picks: Vec<u32>,
+    /// The number of each row in the run.
+    pub(crate) draws: Vec<u32>,
 }
 
 impl Packing {
@@ -46,6 +50,7 @@ impl Packing {
             }
             packing.first.extend(sequence.clone().map(|_| sequence.start as u32));
             packing.positions.extend(0..sequence.len() as u32);
+            packing.lengths.extend(sequence.clone().map(|_| sequence.len() as u32));
         }
         if packing.first.len() != rows {
             let found = format!("{} of them", packing.first.len());
@@ -53,6 +58,7 @@ impl Packing {
         }
         let counts = (0..rows).filter(|&row| batch.weights[row] != 0.0);
         packing.picks = counts.map(|row| row as u32).collect();
+        packing.draws = (0..rows as u64).map(|row| batch.read.wrapping_add(row) as u32).collect();
         Ok(packing)
     }
 

@@ -3,6 +3,7 @@
 
 use crate::experts::{self, ExpertModule};
 use crate::gradients::{Module, ModuleFactors};
+use crate::tables::WholeTable;
 use crate::{LoraOptions, Parameter};
 use adapters::Base;
 use formats::{DType, Error, ErrorKind, Result, TensorView, safetensors};
@@ -46,6 +47,13 @@ fn module(base: &Base<'_>, site: &Site) -> Option<Module> {
     fused.or_else(|| Some(Module { name: named(&site.name)?, rows: (0..site.output).collect() }))
 }
 
+/// The whole name of a matrix's module in Hugging Face's model, if it is one by itself.
+pub(crate) fn module_name(base: &Base<'_>, site: &Site) -> Option<String> {
+    let architecture = base.config.architecture;
+    let stored = architecture.stored(&site.name, false).into_iter().next()?;
+    Some(placed(base, architecture.class_module(stored.strip_suffix(".weight")?)))
+}
+
 /// Whether a name among sites selects experts: all of them, or a stack by its canonical name.
 pub(crate) fn is_experts(name: &str) -> bool {
     name == experts::SITE || name.contains(".experts.")
@@ -66,7 +74,7 @@ pub(crate) fn expert_sites(
     [stacks[..2].iter().any(wanted), wanted(&stacks[2])]
 }
 
-fn ends(name: &str, end: &str) -> bool {
+pub(crate) fn ends(name: &str, end: &str) -> bool {
     name.strip_suffix(end).is_some_and(|front| front.is_empty() || front.ends_with('.'))
 }
 
@@ -147,7 +155,8 @@ pub(crate) fn modules(base: &Base<'_>, options: &LoraOptions) -> Result<Vec<(Sit
     if let Some((head, _)) = sites.iter().find(|site| {
         !site.0.name.starts_with("blocks.") && wanted.iter().any(|end| named(site, end))
     }) {
-        let error = Error::new("sites", "matrices of the blocks", &head.name);
+        let expected = "matrices of the blocks; the head is trained whole";
+        let error = Error::new("sites", expected, &head.name);
         return Err(error.of(ErrorKind::Unsupported));
     }
     let chosen = |site: &(Site, Option<Module>)| match wanted {
@@ -308,7 +317,7 @@ impl Draws {
 /// A header that is too large.
 pub(crate) fn export(
     base: &Base<'_>,
-    (sites, factors, mixtures): (&[Site], &[ModuleFactors], &[ExpertModule]),
+    (sites, factors, mixtures, tables): (&[Site], &[ModuleFactors], &[ExpertModule], &[WholeTable]),
     parameters: &[Parameter],
     options: &LoraOptions,
 ) -> Result<Vec<(String, Vec<u8>)>> {
@@ -342,6 +351,9 @@ pub(crate) fn export(
         stacked.extend(mixture.export(base, &parameters[first..first + mixture.count()]));
         first += mixture.count();
     }
+    for (_, parameter) in tables.iter().zip(&parameters[first..]) {
+        stored.push((parameter, bytes(&parameter.values)));
+    }
     let tensors = stored.iter().map(|(parameter, bytes)| TensorView {
         name: &parameter.name,
         dtype: DType::F32,
@@ -364,7 +376,7 @@ pub(crate) fn export(
         "inference_mode": true,
         "init_lora_weights": true,
         "lora_alpha": options.alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": options.dropout,
         "peft_type": "LORA",
         "r": options.rank,
         "target_modules": targets(base, factors),
@@ -372,6 +384,9 @@ pub(crate) fn export(
         "use_dora": options.dora,
         "use_rslora": options.stabilised,
     });
+    if !tables.is_empty() {
+        settings["modules_to_save"] = json!(saved(base, tables));
+    }
     if !stacks.is_empty() {
         settings["target_parameters"] = json!(stacks);
         // The version from which on stacks have their factors as they have them here.
@@ -381,6 +396,17 @@ pub(crate) fn export(
         .map_err(|e| Error::new("adapter_config.json", "settings", e))?;
     text.push(b'\n');
     Ok(vec![("adapter_config.json".to_owned(), text), (name.to_owned(), weights)])
+}
+
+/// The names by which PEFT finds the modules that are saved whole.
+fn saved<'a>(base: &Base<'_>, tables: &'a [WholeTable]) -> Vec<&'a str> {
+    let beside_towers = placed(base, "model.".to_owned()) != "model.";
+    let last = |name: &'a str| name.rsplit('.').next().unwrap_or(name);
+    let name = |table: &'a WholeTable| match beside_towers {
+        true => table.module.as_str(),
+        false => last(&table.module),
+    };
+    tables.iter().map(name).collect()
 }
 
 /// The names by which PEFT finds the modules that have factors: the last parts of their names, or

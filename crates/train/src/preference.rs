@@ -16,7 +16,7 @@ use formats::{Error, Result};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// What is to become less, of a pair of answers.
+/// What is to become less, of a pair of answers or of a judged one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Objective {
     /// `-ln sigmoid(beta margin)`: DPO (Rafailov et al. 2023).
@@ -41,6 +41,16 @@ pub enum Objective {
         beta: f64,
         /// By how much the chosen answer is to be better.
         gamma: f64,
+    },
+    /// Of single answers, each with a label: `1 - sigmoid(beta (gain - kl))` of a desired one and
+    /// `1 - sigmoid(beta (kl - gain))` of another, where `gain = ln p - ln p0` and `kl` is the mean
+    /// gain of a batch's answers to each other's prompts, or 0 if that is less, which counts as
+    /// constant: KTO (Ethayarajh et al. 2024).
+    Kto {
+        /// The greater, the closer the adapter stays to the base.
+        beta: f64,
+        /// The weights of desired answers and of others.
+        weights: [f64; 2],
     },
     /// `-mean ln p(chosen) - beta ln sigmoid(ln odds(chosen) - ln odds(rejected))` with `odds = q / (1
     /// - q)` of `q = e^(mean ln p)`, without a base: ORPO (Hong et al. 2024).
@@ -75,6 +85,9 @@ impl Objective {
             Objective::Ipo { beta } => format!("IPO, beta {beta}"),
             Objective::SimPo { beta, gamma } => format!("SimPO, beta {beta}, gamma {gamma}"),
             Objective::Orpo { beta } => format!("ORPO, beta {beta}"),
+            Objective::Kto { beta, weights: [desired, other] } => {
+                format!("KTO, beta {beta}, weights {desired} and {other}")
+            }
         }
     }
 
@@ -91,6 +104,12 @@ impl Objective {
             | Objective::Hinge { beta }
             | Objective::Ipo { beta }
             | Objective::Orpo { beta } => (beta, 0.0),
+            Objective::Kto { beta, weights } => {
+                if let Some(odd) = weights.iter().find(|w| !(w.is_finite() && **w >= 0.0)) {
+                    return Err(Error::new("weights", "zero or numbers above it", odd));
+                }
+                (beta, 0.0)
+            }
             Objective::SimPo { beta, gamma } => (beta, gamma),
         };
         if !(beta.is_finite() && beta > 0.0) {
@@ -100,6 +119,28 @@ impl Objective {
             return Err(Error::new("gamma", "zero or a number above it", gamma));
         }
         Ok(())
+    }
+
+    /// Whether answers are judged one by one.
+    pub fn is_judged(&self) -> bool {
+        matches!(self, Objective::Kto { .. })
+    }
+
+    /// The losses of a batch's pairs, and how each changes with the sums of cross-entropies of
+    /// either answer.
+    fn of_all(&self, pairs: &[Pair], desired: &[bool]) -> Vec<(f64, [f64; 2])> {
+        let Objective::Kto { beta, weights } = *self else {
+            return pairs.iter().map(|pair| self.of(pair)).collect();
+        };
+        let gain = |pair: &Pair, i: usize| pair.base[i] - pair.losses[i];
+        let kl = pairs.iter().map(|pair| gain(pair, 1)).sum::<f64>() / pairs.len().max(1) as f64;
+        let kl = kl.max(0.0);
+        let each = pairs.iter().zip(desired).map(|(pair, desired)| {
+            let (sign, weight) = if *desired { (1.0, weights[0]) } else { (-1.0, weights[1]) };
+            let missing = 1.0 / (1.0 + (sign * beta * (gain(pair, 0) - kl)).exp());
+            (weight * missing, [sign * weight * beta * missing * (1.0 - missing), 0.0])
+        });
+        each.collect()
     }
 
     /// The loss of a pair, and how it changes with the sums of cross-entropies of either answer.
@@ -128,6 +169,8 @@ impl Objective {
                 let (loss, slope) = logistic(beta * (means[1] - means[0]) - gamma);
                 (loss, [beta * slope / tokens[0], -beta * slope / tokens[1]])
             }
+            // Pairs of a judged answer and another have no loss by themselves.
+            Objective::Kto { .. } => (0.0, [0.0; 2]),
             Objective::Orpo { beta } => {
                 // 1 - q, which is above zero however sure the model is.
                 let rest = means.map(|mean| (-(-mean).exp_m1()).max(f64::MIN_POSITIVE));
@@ -142,7 +185,7 @@ impl Objective {
 }
 
 /// A model in training by preferences. The sequences of its batches are a chosen and a rejected one in
-/// turn; a loss is the loss of a pair.
+/// turn, or a judged one and one with the answer of another; a loss is the loss of such a pair.
 pub struct Preference {
     model: Tuned,
     objective: Objective,
@@ -181,6 +224,10 @@ impl Preference {
     /// What the losses of a batch's pairs are made of.
     fn pairs(&mut self, batch: &Batch) -> Result<Vec<Pair>> {
         let answers = answers(batch)?;
+        if self.objective.is_judged() && batch.desired.len() != answers.len() {
+            let expected = format!("{} labels", answers.len());
+            return Err(Error::new("batch", expected, batch.desired.len()));
+        }
         let own = self.model.sequence_losses(batch)?;
         let mut pairs = Vec::with_capacity(answers.len());
         for (answers, own) in answers.into_iter().zip(own.chunks_exact(2)) {
@@ -190,16 +237,24 @@ impl Preference {
                 Some(weights.sum::<f64>()).filter(|count| *count > 0.0).unwrap_or(1.0)
             };
             let tokens = answers.each_ref().map(count);
-            let base = match self.objective.has_base() {
-                true => self.base(batch, answers)?,
-                false => [0.0; 2],
+            let base = match self.objective {
+                Objective::Kto { .. } => {
+                    // Other answers stand behind a judged one each time.
+                    let [own, other] = answers;
+                    let none = |rows: &Range<usize>| rows.end..rows.end;
+                    let one = self.base(batch, [own.clone(), none(&own)])?[0];
+                    [one, self.base(batch, [other.clone(), none(&other)])?[0]]
+                }
+                _ if self.objective.has_base() => self.base(batch, answers)?,
+                _ => [0.0; 2],
             };
             pairs.push(Pair { losses: [own[0], own[1]], base, tokens });
         }
         Ok(pairs)
     }
 
-    /// The base's losses of a pair. Each is computed by itself, so that it never depends on the batch.
+    /// The base's losses of a pair, whose second sequence may be empty. Each is computed by itself,
+    /// so that it never depends on the batch.
     fn base(&mut self, batch: &Batch, [chosen, rejected]: [Range<usize>; 2]) -> Result<[f64; 2]> {
         let whole = chosen.start..rejected.end;
         let bits = batch.weights[whole.clone()].iter().map(|weight| weight.to_bits());
@@ -213,10 +268,14 @@ impl Preference {
             tokens: batch.tokens[whole.clone()].to_vec(),
             targets: batch.targets[whole.clone()].to_vec(),
             weights: batch.weights[whole].to_vec(),
-            sequences: vec![0..chosen.len(), chosen.len()..chosen.len() + rejected.len()],
+            sequences: [0..chosen.len(), chosen.len()..chosen.len() + rejected.len()]
+                .into_iter()
+                .filter(|rows| !rows.is_empty())
+                .collect(),
+            ..Batch::default()
         };
         let losses = self.model.base_losses(&alone)?;
-        let base = [losses[0], losses[1]];
+        let base = [losses[0], losses.get(1).copied().unwrap_or(0.0)];
         self.bases.insert(key, base);
         Ok(base)
     }
@@ -224,20 +283,36 @@ impl Preference {
     /// The loss of a batch, and the batch whose cross-entropies have its gradients.
     fn weighted(&mut self, batch: &Batch) -> Result<(Loss, Batch)> {
         let pairs = self.pairs(batch)?;
+        let all = self.objective.of_all(&pairs, &batch.desired);
         let mut weighted = batch.clone();
-        for (answers, pair) in answers(batch)?.into_iter().zip(&pairs) {
-            let (_, slopes) = self.objective.of(pair);
+        for (answers, (_, slopes)) in answers(batch)?.into_iter().zip(&all) {
             for (rows, by) in answers.into_iter().zip(slopes) {
-                weighted.weights[rows].iter_mut().for_each(|weight| *weight *= by as f32);
+                weighted.weights[rows].iter_mut().for_each(|weight| *weight *= *by as f32);
             }
         }
-        Ok((self.of(&pairs), weighted))
+        if self.objective.is_judged() {
+            weighted = firsts(&weighted);
+        }
+        Ok((sum(&all), weighted))
     }
+}
 
-    fn of(&self, pairs: &[Pair]) -> Loss {
-        let sum = pairs.iter().map(|pair| self.objective.of(pair).0).sum();
-        Loss { sum, weight: pairs.len() as f64 }
+/// The loss of a batch, of its pairs'.
+fn sum(all: &[(f64, [f64; 2])]) -> Loss {
+    Loss { sum: all.iter().map(|(loss, _)| loss).sum(), weight: all.len() as f64 }
+}
+
+/// The first sequence of each pair of a batch.
+fn firsts(batch: &Batch) -> Batch {
+    let mut of = Batch::default();
+    for rows in batch.sequences.iter().step_by(2) {
+        let start = of.tokens.len();
+        of.tokens.extend(&batch.tokens[rows.clone()]);
+        of.targets.extend(&batch.targets[rows.clone()]);
+        of.weights.extend(&batch.weights[rows.clone()]);
+        of.sequences.push(start..of.tokens.len());
     }
+    of
 }
 
 /// The sequences of a batch two by two.
@@ -260,7 +335,7 @@ impl Trainable for Preference {
 
     fn loss(&mut self, batch: &Batch) -> Result<Loss> {
         let pairs = self.pairs(batch)?;
-        Ok(self.of(&pairs))
+        Ok(sum(&self.objective.of_all(&pairs, &batch.desired)))
     }
 
     fn gradients(&mut self, batch: &Batch, gradients: &mut [Vec<f32>]) -> Result<Loss> {

@@ -248,6 +248,7 @@ fn run(trainer: &mut dyn Trainer, number: usize, program: &Program, batch: &Batc
         first: &packing.first,
         targets: &batch.targets,
         counts: &batch.weights,
+        draws: &packing.draws,
         picks: &packing.picks,
     };
     trainer.run(number, &rows)

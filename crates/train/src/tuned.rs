@@ -4,10 +4,11 @@ use crate::adamw::unsound;
 use crate::experts::{self, ExpertModule, ExpertWeight};
 use crate::full::{self, Made, MadeWeight, Places};
 use crate::gradients::{
-    AdaptedProduct, ModuleFactors, adapt, apart, checkpoint, differentiate, losses, pack,
+    AdaptedProduct, ModuleFactors, adapt, apart, checkpoint, differentiate, losses, noisy, pack,
 };
 use crate::runner::{Hardware, Runner};
-use crate::{AdamW, Batch, Loss, Moments, Parameter, Trainable, Usage, peft};
+use crate::tables::WholeTable;
+use crate::{AdamW, Batch, Loss, Moments, Parameter, Trainable, Usage, peft, tables};
 use device::{Divided, Kept};
 use engine::AdapterFile;
 use formats::{Error, ErrorKind, Location, Result, Source, Tensors};
@@ -38,7 +39,13 @@ pub struct LoraOptions {
     pub sites: Vec<String>,
     /// The last blocks of the model, whose matrices alone have factors; `None`: all of them.
     pub layers: Option<usize>,
-    /// Determines the initial factors.
+    /// The tables that are trained whole beside the factors: [`EMBEDDINGS`](crate::EMBEDDINGS),
+    /// [`HEAD`](crate::HEAD), or the last parts of their modules' names.
+    pub whole: Vec<String>,
+    /// The probability with which each element that factors read is zero in an update, as PEFT has
+    /// it: each module has a mask of its own.
+    pub dropout: f32,
+    /// Determines the initial factors, and what dropout leaves out.
     pub seed: u64,
 }
 
@@ -51,6 +58,8 @@ impl Default for LoraOptions {
             dora: false,
             sites: Vec::new(),
             layers: None,
+            whole: Vec::new(),
+            dropout: 0.0,
             seed: 0,
         }
     }
@@ -70,7 +79,14 @@ impl LoraOptions {
             ("matrices", sites),
             ("layers", layers),
         ];
-        all.map(|(name, value)| (name.to_owned(), value)).to_vec()
+        let mut all = all.to_vec();
+        if !self.whole.is_empty() {
+            all.push(("whole", self.whole.join(", ")));
+        }
+        if self.dropout > 0.0 {
+            all.push(("dropout", self.dropout.to_string()));
+        }
+        all.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
     /// Whether experts' matrices are among the sites that are named.
@@ -93,6 +109,7 @@ enum Kind {
         sites: Vec<Site>,
         factors: Vec<ModuleFactors>,
         experts: Vec<ExpertModule>,
+        tables: Vec<WholeTable>,
     },
     /// All weights.
     Full,
@@ -119,6 +136,8 @@ enum Without {
     All(f32),
     /// Their initial values.
     These(Vec<f32>),
+    /// The weight as the model's files have it.
+    Stored,
 }
 
 /// The lengths of a matrix's rows, its factors' product included. They count as constants in
@@ -157,6 +176,24 @@ impl Lengths {
             }
         }
     }
+}
+
+/// Whether there is dropout.
+///
+/// # Errors
+/// A probability out of range, or beside what PEFT has none for.
+fn check_dropout(options: &LoraOptions, experts: bool) -> Result<bool> {
+    if !(0.0..1.0).contains(&options.dropout) {
+        return Err(Error::new("dropout", "a probability below 1", options.dropout));
+    }
+    let beside = match (options.dora, experts) {
+        _ if options.dropout == 0.0 => return Ok(false),
+        (true, _) => "DoRA",
+        (_, true) => "factors of experts",
+        _ => return Ok(true),
+    };
+    let error = Error::new("dropout", "LoRA of single matrices, for dropout", beside);
+    Err(error.of(ErrorKind::Unsupported))
 }
 
 /// The weights of factors, whose parameters [`peft::parameters`] has in this order.
@@ -225,6 +262,10 @@ pub struct Tuned {
     given: Option<bool>,
     /// Whether the device has newer parameters and moments: it makes the updates.
     newer: bool,
+    /// What gradients are made of: the losses, with dropout and noise.
+    learned: Program,
+    /// Whether activations are computed again.
+    recomputes: bool,
 }
 
 impl Tuned {
@@ -248,7 +289,7 @@ impl Tuned {
     ///
     /// # Errors
     /// As [`Tuned::lora`]; an adapter that does not fit the model, was made for another, changes
-    /// the table of embeddings, or has several ranks or scales.
+    /// the table of embeddings, has weights of the model anew, or has several ranks or scales.
     pub fn adapter(
         model: impl Into<Location>,
         adapter: &AdapterFile,
@@ -256,6 +297,11 @@ impl Tuned {
     ) -> Result<Tuned> {
         let tensors = Tensors::open(model)?;
         let file = engine::open_adapter(adapter, &tensors)?;
+        if let Some(tensor) = file.anew() {
+            let place = format!("{}: {tensor}", file.path().display());
+            let error = Error::new(place, "factors alone, to go on from", "weights of the model");
+            return Err(error.of(ErrorKind::Unsupported));
+        }
         let options = |base: &adapters::Base<'_>| {
             let resolved = file.resolve(base, 1.0)?;
             let options = peft::options(&resolved).map_err(|e| Error {
@@ -294,11 +340,21 @@ impl Tuned {
             let own = modules.iter().find(|(site, _)| site.weight == weight);
             own.map(|(_, module)| module.clone())
         };
-        let how =
-            AdaptedProduct { rank: options.rank, scale: options.scale(), gains: options.dora };
-        let (adapted, factors) = adapt(&pack(&recorded)?, &module, how)?;
+        let how = AdaptedProduct {
+            rank: options.rank,
+            scale: options.scale(),
+            gains: options.dora,
+            dropout: None,
+        };
         let wanted = |stacks: &[String; 3]| peft::expert_sites(&options, config.layers, stacks);
-        let (adapted, experts) = experts::adapt(&base, &adapted, &wanted, &options)?;
+        let packed = pack(&recorded)?;
+        let adapted = |how: AdaptedProduct| {
+            let (adapted, factors) = adapt(&packed, &module, how)?;
+            let (adapted, experts) = experts::adapt(&base, &adapted, &wanted, &options)?;
+            let (adapted, tables) = tables::apart(&base, &adapted, &options)?;
+            Ok((adapted, factors, experts, tables))
+        };
+        let (measured, factors, experts, tables) = adapted(how)?;
         if factors.is_empty() && experts.is_empty() {
             let found = options.sites.join(", ");
             return Err(Error::new("sites", "some that the blocks have", found));
@@ -307,6 +363,12 @@ impl Tuned {
             let error = Error::new("sites", "matrices that can have DoRA", experts::SITE);
             return Err(error.of(ErrorKind::Unsupported).hint("experts can have LoRA"));
         }
+        let learned = match check_dropout(&options, !experts.is_empty())? {
+            true => {
+                adapted(AdaptedProduct { dropout: Some((options.dropout, options.seed)), ..how })?.0
+            }
+            false => measured.clone(),
+        };
         let sites: Vec<Site> = modules.into_iter().map(|(site, _)| site).collect();
         let mut parameters = peft::parameters(&base, &factors, &options)?;
         if let Some(begun) = &begun {
@@ -327,8 +389,22 @@ impl Tuned {
                 Trained { weight, parameter, elements, made, places, lengths: None, without }
             }));
         }
-        let kind = Kind::Lora { options, sites, factors, experts };
-        Tuned::new((tensors, config, kind), &adapted, (trained, parameters), hardware)
+        for table in &tables {
+            let parameter = table.parameter(&measured, &base)?;
+            trained.push(Trained {
+                weight: table.weight,
+                parameter: parameters.len(),
+                elements: 0..parameter.values.len(),
+                made: Made::AsStored,
+                places: None,
+                lengths: None,
+                without: Some(Without::Stored),
+            });
+            parameters.push(parameter);
+        }
+        let kind = Kind::Lora { options, sites, factors, experts, tables };
+        let programs = [&measured, &learned];
+        Tuned::new((tensors, config, kind), programs, (trained, parameters), hardware)
     }
 
     /// The model in a folder, all of whose weights are trained. They must be of 16 or 32 bits; what
@@ -369,27 +445,40 @@ impl Tuned {
         let trained = weights.into_iter().enumerate().map(whole).collect();
         let config = model.config().clone();
         let all = (trained, parameters);
-        Tuned::new((tensors, config, Kind::Full), &packed, all, hardware)
+        Tuned::new((tensors, config, Kind::Full), [&packed; 2], all, hardware)
     }
 
     fn new(
         (tensors, config, kind): (Tensors, Config, Kind),
-        program: &Program,
+        [measured, learned]: [&Program; 2],
         (mut trained, parameters): (Vec<Trained>, Vec<Parameter>),
         hardware: Hardware,
     ) -> Result<Tuned> {
-        let losses = losses(program)?;
+        let (measured, learned) = (losses(measured)?, losses(learned)?);
         let wrt: Vec<WeightId> = trained.iter().map(|own| own.weight).collect();
-        let gradient = differentiate(&losses, &wrt)?;
+        let gradient = differentiate(&learned, &wrt)?;
         let divided = divided(&trained);
-        let runner = Runner::new(vec![losses, gradient], &tensors, (wrt, divided), hardware)?;
+        let runner = Runner::new(vec![measured, gradient], &tensors, (wrt, divided), hardware)?;
         // Another device divides by the lengths that it computes itself.
         for own in trained.iter_mut().filter(|own| runner.is_device() && own.lengths.is_some()) {
             let first = parameters[own.parameter].values[own.elements.clone()].to_vec();
             (own.lengths, own.without) = (None, Some(Without::These(first)));
         }
         let (base, given, newer) = (None, None, false);
-        Ok(Tuned { tensors, config, kind, runner, trained, parameters, base, given, newer })
+        let recomputes = false;
+        Ok(Tuned {
+            tensors,
+            config,
+            kind,
+            runner,
+            trained,
+            parameters,
+            base,
+            given,
+            newer,
+            learned,
+            recomputes,
+        })
     }
 
     /// From now on [`Tuned::base_losses`] are the losses of the adapter as it stands.
@@ -460,8 +549,27 @@ impl Tuned {
     /// # Errors
     /// If the device refuses.
     pub fn recompute(&mut self) -> Result<()> {
+        self.recomputes = true;
         // Two sublayers are a block.
         self.runner.replace(GRADIENTS, checkpoint(self.runner.program(GRADIENTS), 2))
+    }
+
+    /// From now on updates are made with noise on the embeddings, `alpha` strong (NEFTune, Jain et
+    /// al. 2024), which follows from the seed and the [number](Batch::read) of each row. Losses are
+    /// measured without.
+    ///
+    /// # Errors
+    /// A number that is not above zero; a model without a table of embeddings; if the device
+    /// refuses.
+    pub fn add_noise(&mut self, alpha: f32, seed: u64) -> Result<()> {
+        if !(alpha.is_finite() && alpha > 0.0) {
+            return Err(Error::new("noise", "a number above 0", alpha));
+        }
+        self.learned = noisy(&self.learned, alpha, seed)?;
+        let wrt: Vec<WeightId> = self.trained.iter().map(|own| own.weight).collect();
+        let gradient = differentiate(&self.learned, &wrt)?;
+        self.runner.replace(GRADIENTS, gradient)?;
+        if self.recomputes { self.recompute() } else { Ok(()) }
     }
 
     /// Whether what is trained is an adapter.
@@ -539,6 +647,7 @@ impl Tuned {
                 match without {
                     Without::All(number) => values.to_mut().fill(*number),
                     Without::These(first) => values = Cow::from(first),
+                    Without::Stored => values = Cow::from(weight.read(&self.tensors)?.to_f32()?),
                 }
                 let shape = weight.shape.clone();
                 self.runner.set(own.weight, &shape, &values).map_err(named)?;
@@ -751,10 +860,11 @@ impl Trainable for Tuned {
                     self.trained.iter().map(|own| (own.weight, own.places.as_ref())).collect();
                 full::export(program, &self.tensors, &weights, &self.parameters)
             }
-            Kind::Lora { options, sites, factors, experts } => {
+            Kind::Lora { options, sites, factors, experts, tables } => {
                 let config = &self.config;
                 let base = adapters::Base { config, program, tensors: &self.tensors };
-                peft::export(&base, (sites, factors, experts), &self.parameters, options)
+                let all = (&sites[..], &factors[..], &experts[..], &tables[..]);
+                peft::export(&base, all, &self.parameters, options)
             }
         }
     }

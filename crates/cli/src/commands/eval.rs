@@ -77,6 +77,7 @@ fn foresee(args: &Eval, file: &Path, limit: usize) -> Outcome {
         template: template.as_ref(),
         raw: args.raw,
         prompts: false,
+        judged: false,
         context,
         truncate: false,
     };

@@ -48,6 +48,8 @@ pub(super) struct AdapterRoom {
     pub(super) rank: usize,
     /// Whether it changes experts.
     pub(super) experts: bool,
+    /// Whether it has tables anew.
+    pub(super) tables: bool,
 }
 
 /// A run that could begin.
@@ -106,6 +108,9 @@ impl Prepared {
                 None => Tuned::full(location, hardware)?,
             },
         };
+        if let Some(alpha) = args.lora.neftune {
+            tuned.add_noise(alpha, args.updates.seed)?;
+        }
         let lora = tuned.lora_options().cloned();
         let settings = settings(args, &examples, tuned.config().hidden)?;
         let updates = settings.updates(&examples.training.examples)?;
@@ -134,6 +139,9 @@ impl Prepared {
         if hardware.place != DeviceSpec::Cpu {
             identity.push(("device".to_owned(), hardware.place.to_string()));
         }
+        identity.extend(
+            args.lora.neftune.map(|alpha| ("noise".to_owned(), format!("NEFTune, alpha {alpha}"))),
+        );
         identity.extend(args.prompts.then(|| ("learned".to_owned(), "prompts, too".to_owned())));
         identity.extend(objective.map(|of| ("objective".to_owned(), of.identity())));
         let sample =
@@ -159,6 +167,7 @@ impl Prepared {
         self.lora.as_ref().map_or(AdapterRoom::default(), |lora| AdapterRoom {
             rank: lora.rank,
             experts: lora.changes_experts(),
+            tables: !lora.whole.is_empty(),
         })
     }
 
@@ -276,6 +285,7 @@ impl Examples {
             template: language.template.as_ref(),
             raw: args.raw,
             prompts: args.prompts,
+            judged: args.lora.kto,
             context,
             truncate: args.truncate,
         };
@@ -366,14 +376,21 @@ fn lora(args: &Tune) -> Option<LoraOptions> {
         // PEFT's word for the default.
         sites: if lora.sites == ["all-linear"] { Vec::new() } else { lora.sites.clone() },
         layers: lora.layers.map(|n| n as usize),
+        whole: lora.whole.clone(),
+        dropout: lora.dropout,
         seed: args.updates.seed,
     })
 }
 
 /// The loss of pairs of answers; none where single answers are learned.
 fn objective(args: &Tune) -> Outcome<Option<Objective>> {
-    let Some(pairs) = args.lora.pairs() else { return Ok(None) };
     let beta = |usual: f64| args.lora.beta.map_or(usual, exact);
+    if args.lora.kto {
+        let weight = |given: Option<f32>| given.map_or(1.0, exact);
+        let weights = [args.lora.desirable_weight, args.lora.undesirable_weight].map(weight);
+        return Ok(Some(Objective::Kto { beta: beta(0.1), weights }));
+    }
+    let Some(pairs) = args.lora.pairs() else { return Ok(None) };
     let objective = match pairs {
         PairsArg::Dpo => Objective::Dpo { beta: beta(0.1) },
         PairsArg::Hinge => Objective::Hinge { beta: beta(0.1) },
@@ -420,7 +437,7 @@ fn settings(args: &Tune, examples: &Examples, hidden: usize) -> Outcome<Settings
     };
     // Narrow models take greater steps than wide ones, factors than the weights themselves, and
     // answers than pairs of them.
-    let most = if args.lora.full || args.lora.pairs().is_some() { 2e-5 } else { 2e-4 };
+    let most = if args.lora.full || args.lora.prefers() { 2e-5 } else { 2e-4 };
     let usual = most * (2048.0 / hidden.max(1) as f64).sqrt().clamp(0.5, 10.0);
     let rate = given.lr.map_or_else(|| two_digits(usual), exact);
     let least = exact(given.min_lr);

@@ -295,6 +295,55 @@ fn pairs_teach_which_answer_is_better() {
     }
 }
 
+/// Labels say which answers are learned, and which unlearned.
+#[test]
+fn labels_teach_which_answers_are_good() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut judged, mut pairs) = (String::new(), String::new());
+    for i in 0..6 {
+        let [chosen, rejected] = [" A fox ran home.", " It was sunny."];
+        let prompt = format!("Story {i}.");
+        for (completion, label) in [(chosen, true), (rejected, false)] {
+            let line =
+                serde_json::json!({ "prompt": prompt, "completion": completion, "label": label });
+            judged += &format!("{line}\n");
+        }
+        let pair = serde_json::json!({ "prompt": prompt, "chosen": chosen, "rejected": rejected });
+        pairs += &format!("{pair}\n");
+    }
+    let judged = file(folder.path(), "judged.jsonl", &judged);
+    let pairs = file(folder.path(), "pairs.jsonl", &pairs);
+    // Pairs are two judged answers each.
+    let mut losses = Vec::new();
+    for (name, data) in [("judged", &judged), ("pairs", &pairs)] {
+        let out = folder.path().join(name);
+        let out = out.to_str().unwrap();
+        let begin = ["tune", "-m", MODEL, "--data", data, "--out", out, "--raw", "--kto"];
+        let few = ["--steps", "8", "--lr", "5e-3", "--held-out", "none", "--batch-tokens", "400"];
+        let (code, _, stderr) = run(&[&begin[..], &few].concat());
+        assert_eq!(code, 0, "{stderr}");
+        let eval = ["eval", "-m", MODEL, "--data", &pairs, "--raw", "--json", "--adapter", out];
+        let after = object(&eval);
+        assert_eq!(after["accuracy"], 1.0, "{after}");
+        assert!(after["margin"].as_f64().unwrap() > 0.5, "{after}");
+        let log = std::fs::read_to_string(Path::new(out).join("loss.jsonl")).unwrap();
+        let first: Value = serde_json::from_str(log.lines().next().unwrap()).unwrap();
+        // Nothing is gained yet.
+        assert!((first["loss"].as_f64().unwrap() - 0.5).abs() < 1e-6, "{first}");
+        losses.push(log);
+    }
+    assert_eq!(losses[0], losses[1]);
+    let texts = texts(folder.path());
+    for (data, expected) in
+        [(&texts, "line 1: label: expected true or false, found nothing"), (&judged, "--kto")]
+    {
+        let kto: &[&str] = if data == &texts { &["--kto"] } else { &[] };
+        let begin = ["tune", "-m", MODEL, "--data", data, "--raw"];
+        let (code, _, stderr) = run(&[&begin[..], kto].concat());
+        assert!(code == 1 && stderr.contains(expected), "{stderr}");
+    }
+}
+
 /// A folder of a tiny model in 16 bits, with a token for each printable character.
 fn tiny(folder: &Path) -> String {
     let to = folder.join("tiny");
@@ -390,6 +439,14 @@ fn what_makes_no_sense_is_refused_before_anything_is_written() {
         (&["--warmup", "x"], 2, "expected a number of updates, or a share"),
         (&["--lr", "1e-4", "--min-lr", "1e-3"], 1, "--min-lr: expected 0.0001 at most"),
         (&["--beta", "1"], 2, "--dpo"),
+        (&["--dropout", "1"], 2, "expected a number from 0 to below 1"),
+        (&["--dropout", "0.1", "--dora"], 1, "dropout: expected LoRA of single matrices"),
+        (&["--dropout", "0.1", "--dpo"], 2, "cannot be used with"),
+        (&["--neftune", "0"], 2, "expected a number above 0"),
+        (&["--whole", "norms"], 1, "whole: expected some of embeddings, head, found norms"),
+        (&["--full", "--whole", "head"], 2, "cannot be used with"),
+        (&["--kto", "--pairs", "ipo"], 2, "cannot be used with"),
+        (&["--desirable-weight", "2"], 2, "--kto"),
         (&["--dpo", "--prompts"], 2, "cannot be used with"),
         (&["--pairs", "orpo", "--gamma", "1"], 2, "--gamma: expected --pairs simpo"),
         (&["--full", "--pairs", "ipo"], 2, "--pairs: expected simpo or orpo"),
@@ -412,12 +469,25 @@ fn what_makes_no_sense_is_refused_before_anything_is_written() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_run_that_was_interrupted_ends_in_the_same_bytes() {
+    interrupted(&[]);
+}
+
+/// Random numbers go on where they were.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_with_dropout_that_was_interrupted_ends_in_the_same_bytes() {
+    interrupted(&["--dropout", "0.2", "--neftune", "5", "--whole", "embeddings", "--layers", "2"]);
+}
+
+#[cfg(target_os = "linux")]
+fn interrupted(settings: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let data = texts(folder.path());
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let tune = |out: &str, more: &[&str]| {
         let mut command = delft();
-        command.args(["tune", "-m", MODEL, "--data", &data, "--out", out]).args(FEW).args(more);
+        command.args(["tune", "-m", MODEL, "--data", &data, "--out", out]).args(FEW);
+        command.args(settings).args(more);
         command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
         command.spawn().unwrap()
     };
@@ -465,7 +535,8 @@ fn a_gpu_learns_as_the_cpu_does() {
     let near = |losses: &[f64], cpu: &[f64], bound: f64| {
         losses.len() == 2 && losses.iter().zip(cpu).all(|(a, b)| (a / b - 1.0).abs() < bound)
     };
-    for what in [&[][..], &["--full"], &["--full", "--layers=1"]] {
+    let disturbed = ["--whole=embeddings,head", "--dropout=0.2", "--neftune=5"];
+    for what in [&[][..], &["--full"], &["--full", "--layers=1"], &disturbed] {
         let named = |name: &str| [name, &what.concat()].concat();
         let (cpu, _, none) = tune(&named("cpu"), &[&["--precision", "f32"][..], what].concat());
         assert!(cpu.len() == 2 && none.is_none());

@@ -476,9 +476,10 @@ impl Launches for Operands<'_, '_> {
                 Bound::Tokens => Slot::Words(recorder.words.tokens.clone()),
                 Bound::Positions => Slot::Words(recorder.words.positions.clone()),
                 Bound::Picks => Slot::Words(recorder.words.outputs.clone()),
-                Bound::Targets | Bound::Counts => {
+                Bound::Targets | Bound::Counts | Bound::Draws | Bound::Firsts | Bound::Ends => {
                     let expected = "what a step of sequences has";
-                    return Err(Error::new(self.node.op.name(), expected, "what rows predict"));
+                    let found = "what batches of a training run have";
+                    return Err(Error::new(self.node.op.name(), expected, found));
                 }
             })
         };

@@ -335,6 +335,7 @@ impl<B: Backend> GpuTrainer<B> {
             (&words.ends, ends),
             (&words.targets, filled(rows.targets, &|_| 0)),
             (&words.counts, filled(&shares, &|_| 0)),
+            (&words.draws, filled(rows.draws, &|_| 0)),
             (&words.picks, picks),
             (&words.starts, starts),
         ];

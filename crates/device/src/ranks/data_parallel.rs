@@ -50,6 +50,7 @@ impl Share {
             first: &self.first,
             targets: &whole.targets[self.rows.clone()],
             counts: &whole.counts[self.rows.clone()],
+            draws: &whole.draws[self.rows.clone()],
             picks: &self.picked,
         }
     }
@@ -316,10 +317,12 @@ mod tests {
             first: &first,
             targets: &tokens,
             counts: &counts,
+            draws: &tokens,
             picks: &picks,
         };
         let own = |share: &Share| {
             let own = share.of(&rows);
+            assert_eq!(own.draws, own.tokens);
             assert!(own.tokens.first().is_none_or(|token| *token == share.rows.start as u32));
             assert_eq!(own.picks.len(), share.picks.len());
             (own.tokens.len(), own.first.to_vec(), own.picks.to_vec())

@@ -11,7 +11,10 @@ pub mod attend;
 pub mod conv;
 pub mod cross_entropy;
 pub mod delta;
+pub mod draws;
+pub mod dropout;
 pub mod elements;
+pub mod embedding_noise;
 pub mod experts;
 pub mod gains;
 pub mod gated_norm;
@@ -33,7 +36,10 @@ pub use attend::{Attend, AttendBackward, seen};
 pub use conv::{ConvBackward, PackedConv};
 pub use cross_entropy::CrossEntropy;
 pub use delta::{DeltaBackward, DeltaTangent, PackedDelta};
+pub use draws::Draws;
+pub use dropout::Dropout;
 pub use elements::{Filled, GatedBackward, MapBackward};
+pub use embedding_noise::EmbeddingNoise;
 pub use experts::{AdaptedExperts, AdaptedExpertsBackward, ExpertFactors};
 pub use experts::{ExpertsBackward, ExpertsTangent, Shares};
 pub use gated_norm::{GatedNormBackward, GatedNormTangent};
@@ -305,6 +311,10 @@ gradients! {
     /// `x; head, (bias) -> losses, (dx), (dhead), (dbias)`: the cross-entropy of a linear head, in
     /// chunks of rows.
     CrossEntropy,
+    /// `x -> y`: some elements become zero, by chance.
+    Dropout,
+    /// `x -> y`: noise on embeddings.
+    EmbeddingNoise,
     /// `-> a value, all of whose elements are one number`.
     Filled,
     /// `x, dy -> dx` of a function of one element.

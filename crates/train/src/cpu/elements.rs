@@ -310,6 +310,18 @@ impl Run<'_> {
                     op.row(self.row(inputs[0], t), dy);
                 }
             }),
+            Gradient::Dropout(op) => self.rows_of(index, node, 0, &|y, rows| {
+                vectorised(self.of.isa, || {
+                    let numbers = &self.packing.draws[rows];
+                    let each = y.chunks_exact_mut(width).zip(numbers);
+                    each.for_each(|(y, number)| op.row(*number, y));
+                });
+            }),
+            Gradient::EmbeddingNoise(op) => self.rows_of(index, node, 0, &|y, rows| {
+                for (t, y) in rows.zip(y.chunks_exact_mut(width)) {
+                    op.row(self.packing.draws[t], self.packing.lengths[t] as usize, y);
+                }
+            }),
             Gradient::SumColumns(_) => {
                 let wide = self.width(inputs[0]);
                 self.by_rows(to, &|y, rows| {

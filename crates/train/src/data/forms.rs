@@ -47,7 +47,8 @@ pub(super) fn settled(mut object: Map<String, Value>, chat: bool) -> Result<Map<
     }
     if let (Some(Value::Bool(_)), true) = (object.get("label"), object.contains_key("completion")) {
         let error = Error::new("label", "none beside a completion, which is learned", "a boolean");
-        return Err(error.hint("keep the lines whose label is true, without it"));
+        let hint = "--kto learns by labels; without it keep the lines whose label is true";
+        return Err(error.hint(hint));
     }
     renamed(&mut object)?;
     repeated(&mut object);

@@ -17,7 +17,12 @@ impl Reader<'_> {
         number: usize,
         remarks: &mut Remarks,
     ) -> Result<Vec<Example>> {
+        let mut object = object;
+        let label = if self.judged { label(&mut object)? } else { None };
         let object = forms::settled(object, self.template.is_some() && !self.raw)?;
+        if self.judged {
+            return self.judged(&object, label, number, remarks);
+        }
         if let Some(messages) = object.get("messages") {
             return self.chat(list(messages, "messages")?, &extra(&object)?, number, remarks);
         }
@@ -25,6 +30,50 @@ impl Reader<'_> {
             true => self.completion(&object, number, remarks),
             false => self.text(string(&object, "text")?, number, remarks),
         }
+    }
+
+    /// A prompt with an answer and a label, or with a chosen answer and a rejected one.
+    fn judged(
+        &self,
+        object: &Map<String, Value>,
+        label: Option<bool>,
+        line: usize,
+        remarks: &mut Remarks,
+    ) -> Result<Vec<Example>> {
+        let pair = PAIR.iter().any(|key| object.contains_key(*key));
+        let keys: Vec<(&str, bool)> = match (pair, label) {
+            (true, None) => PAIR.into_iter().zip([true, false]).collect(),
+            (false, Some(label)) => vec![("completion", label)],
+            (true, Some(_)) => {
+                return Err(Error::new("label", "none beside chosen and rejected", "one"));
+            }
+            (false, None) => return Err(Error::new("label", "true or false", "nothing")),
+        };
+        let mut examples = Vec::new();
+        for (key, desired) in keys {
+            // Of messages, the last answer is the judged one.
+            let own = match object.get("messages") {
+                Some(messages) if !pair => {
+                    let messages = list(messages, "messages")?;
+                    let last = messages.len().saturating_sub(1);
+                    self.chat_counting(messages, &extra(object)?, line, &|i| i == last, remarks)?
+                }
+                _ if object.contains_key("text") => {
+                    return Err(Error::new(
+                        "label",
+                        "beside a prompt and its completion",
+                        "a text",
+                    ));
+                }
+                _ => self.followed(object, key, line, remarks)?,
+            };
+            if own.len() > 1 || own.iter().any(|example| example.counted.len() != 1) {
+                return Err(Error::new(key, "one answer", "several"));
+            }
+            let judged = |example| Example { form: Form::Judged(desired), ..example };
+            examples.extend(own.into_iter().map(judged));
+        }
+        Ok(examples)
     }
 
     /// A prompt with what follows it: one completion, or a better and a worse one.
@@ -86,6 +135,22 @@ impl Reader<'_> {
         let counted = start.max(1)..tokens.len();
         let example = Example::of(tokens, counted, Form::Answers, line);
         Ok(self.fitted(example, remarks)?.into_iter().collect())
+    }
+}
+
+/// Takes the label of a line away: whether its answer is to be learned.
+fn label(object: &mut Map<String, Value>) -> Result<Option<bool>> {
+    let wrong = |found: &str| Err(Error::new("label", "true or false", found));
+    match object.remove("label") {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Bool(label)) => Ok(Some(label)),
+        // Tables have texts alone.
+        Some(Value::String(text)) => match text.trim().to_ascii_lowercase().as_str() {
+            "true" => Ok(Some(true)),
+            "false" => Ok(Some(false)),
+            _ => wrong("another text"),
+        },
+        Some(other) => wrong(kind(&other)),
     }
 }
 

@@ -33,6 +33,7 @@ use program::{Node, Program, ValueId, WeightId};
 ///     targets: vec![0; 3],
 ///     weights: vec![0.0; 3],
 ///     sequences: std::iter::once(0..3).collect(),
+///     ..Default::default()
 /// };
 /// let table = |_| Ok(vec![0.0; 8]);
 /// let values = delft_train::gradients::reference::run(&gradient, &table, &batch)?;

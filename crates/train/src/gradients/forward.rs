@@ -33,6 +33,7 @@ use program::{Node, Program, ValueId, Weight, WeightId};
 ///     targets: vec![0; 2],
 ///     weights: vec![0.0; 2],
 ///     sequences: std::iter::once(0..2).collect(),
+///     ..Default::default()
 /// };
 /// let weights = |id: WeightId| match id {
 ///     WeightId(0) => Ok(vec![0.0, 0.0, 1.0, 2.0, 0.0, 0.0, 3.0, 4.0]),

@@ -18,7 +18,12 @@ pub fn run(
     batch: &Batch,
 ) -> Result<Vec<Vec<f32>>> {
     let packing = Packing::new(batch)?;
-    let packed = Packed { first: &packing.first, targets: &batch.targets, counts: &batch.weights };
+    let packed = Packed {
+        first: &packing.first,
+        targets: &batch.targets,
+        counts: &batch.weights,
+        draws: &packing.draws,
+    };
     let shapes = program.values.iter();
     let rows = |shape: &ops::Shape| shape.rows.count(batch.tokens.len(), packing.picks.len());
     let mut values: Vec<Vec<f32>> = shapes.map(|s| vec![0.0; rows(s) * s.width]).collect();

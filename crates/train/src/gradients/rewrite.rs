@@ -2,10 +2,13 @@
 //! beside matrices, and losses in the place of logits.
 
 use formats::{Error, ErrorKind, Result, Source};
-use ops::gradient::{Attend, CrossEntropy, PackedConv, PackedDelta, PackedScan};
+use ops::embed::Index;
+use ops::gradient::{
+    Attend, CrossEntropy, Draws, Dropout, EmbeddingNoise, PackedConv, PackedDelta, PackedScan,
+};
 use ops::{
-    Attention, DeltaNet, KvWrite, Linear, LinearAdd, Map, Op, Scale, ScaleColumns, SelectiveScan,
-    Shape, ShortConv, Splice, Unary,
+    Attention, DeltaNet, Embed, KvWrite, Linear, LinearAdd, Map, Op, Scale, ScaleColumns,
+    SelectiveScan, Shape, ShortConv, Splice, Unary,
 };
 use program::{Node, Program, ValueId, Weight, WeightId};
 use std::collections::HashSet;
@@ -177,6 +180,9 @@ pub struct AdaptedProduct {
     pub scale: f32,
     /// Whether rows have gains (DoRA, Liu et al. 2024).
     pub gains: bool,
+    /// Dropout of what `down` reads: the probability and the seed, if there is any. Each module has
+    /// a mask of its own.
+    pub dropout: Option<(f32, u64)>,
 }
 
 /// The same Program with `y + scale up (down x)` in the place of the product `y` of `x` and each
@@ -237,16 +243,23 @@ impl Adapting {
         self.all.len() - 1
     }
 
-    /// `scale down x`.
-    fn low(&mut self, down: WeightId, x: ValueId) -> Result<ValueId> {
+    /// `scale down x` of the module of this number.
+    fn low(&mut self, module: usize, x: ValueId) -> Result<ValueId> {
+        let (down, stream) = (self.all[module].down, module as u32);
         if let Some((_, low)) = self.low.iter().find(|(of, _)| *of == (down, x)) {
             return Ok(*low);
         }
+        let dropped =
+            self.how.dropout.map(|(p, seed)| Dropout { p, draws: Draws { seed, stream } });
         let mut push = |op, input, weights| {
             let outputs = super::push(&mut self.program, op, vec![input], weights)?;
             Ok::<ValueId, Error>(outputs[0])
         };
-        let low = push(Op::from(Linear), x, vec![down])?;
+        let read = match dropped {
+            Some(dropout) => push(Op::from(dropout), x, Vec::new())?,
+            None => x,
+        };
+        let low = push(Op::from(Linear), read, vec![down])?;
         let low = push(Op::from(Scale { by: self.how.scale }), low, Vec::new())?;
         self.low.push(((down, x), low));
         Ok(low)
@@ -258,7 +271,7 @@ impl Adapting {
         let at = self.factors(&module.name, input);
         let name = format!("{}.lora_B", self.program.weights[matrix.0].name);
         let up = self.weight(name, &[rows, self.how.rank]);
-        let low = self.low(self.all[at].down, x)?;
+        let low = self.low(at, x)?;
         let gain = self.how.gains.then(|| {
             let name = format!("{}.gain", self.program.weights[matrix.0].name);
             self.weight(name, &[rows])
@@ -278,6 +291,42 @@ impl Adapting {
         self.program.nodes.push(Node { op, inputs, weights, outputs: vec![y] });
         Ok(())
     }
+}
+
+/// The same Program with noise on its embeddings, as blocks read them: behind the factor that all
+/// of them have, if there is one.
+///
+/// # Errors
+/// A Program that picks no rows of a table by tokens.
+pub fn noisy(program: &Program, alpha: f32, seed: u64) -> Result<Program> {
+    let mut of = Program { nodes: Vec::new(), ..program.clone() };
+    let picks = |node: &Node| matches!(node.op, Op::Embed(Embed { index: Index::Token }));
+    let nodes = &program.nodes;
+    let missing = || Error::new("noise", "a table of embeddings", "none");
+    let table = nodes.iter().position(picks).ok_or_else(missing)?;
+    let embedded = nodes[table].outputs[0];
+    let readers: Vec<usize> =
+        (0..nodes.len()).filter(|i| nodes[*i].inputs.contains(&embedded)).collect();
+    let last = match readers[..] {
+        [only] if matches!(nodes[only].op, Op::Scale(_)) => only,
+        _ => table,
+    };
+    for (i, node) in nodes.iter().enumerate() {
+        let mut node = node.clone();
+        let (output, shape) = (node.outputs[0], program.shape(node.outputs[0]));
+        if i == last {
+            node.outputs[0] = value(&mut of, shape);
+        }
+        let before = node.outputs[0];
+        of.nodes.push(node);
+        if i == last {
+            let op = EmbeddingNoise { alpha, draws: Draws { seed, stream: u32::MAX } };
+            let (op, inputs, weights) = (Op::from(op), vec![before], Vec::new());
+            of.nodes.push(Node { op, inputs, weights, outputs: vec![output] });
+        }
+    }
+    of.verify()?;
+    Ok(of)
 }
 
 /// The same Program with the losses of its logits in their place, `[outputs, 1]`: the product of

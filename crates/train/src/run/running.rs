@@ -3,7 +3,7 @@
 use super::{CHECKPOINT, LOG, Log, Run, RunEnd, RunEvent, Timeline, Watcher};
 use crate::checkpoint::{self, State};
 use crate::pack::{self, Epoch};
-use crate::{Loss, Moments, Trainable};
+use crate::{Batch, Loss, Moments, Trainable};
 use formats::{Aside, Error, Result};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -71,7 +71,8 @@ impl Running<'_> {
             if self.watcher.cancelled() {
                 return Ok(false);
             }
-            let batch = pack::batch(self.run.training, numbers);
+            let read = self.state.tokens + tokens;
+            let batch = Batch { read, ..pack::batch(self.run.training, numbers) };
             let first = tokens == 0;
             tokens += batch.tokens.len() as u64;
             loss += self.model.accumulate(&batch, first, &mut self.gradients)?;

@@ -33,6 +33,7 @@ fn reader(language: &Language) -> Reader<'_> {
         template: template.as_ref(),
         raw: false,
         prompts: false,
+        judged: false,
         context: 64,
         truncate: false,
     }
@@ -65,6 +66,7 @@ fn answers_are_those_of_trls_masks() {
             template: Some(&template),
             raw: false,
             prompts: false,
+            judged: false,
             context: 512,
             truncate: false,
         };
@@ -451,6 +453,57 @@ fn long_texts_are_cut_so_that_each_token_is_predicted_once() {
         "a.jsonl: expected something to learn from, found no token that counts \
          (hint: what would count is behind the tokens that were kept)"
     );
+}
+
+/// KTO's lines: an answer with a label, and pairs as two of them.
+#[test]
+fn judged_answers_have_labels() {
+    let language = stories();
+    let judged = Reader { template: None, judged: true, ..reader(&language) };
+    let line = |completion: &str, label: &str| {
+        format!("{{\"prompt\": \"Once\", \"completion\": \"{completion}\", \"label\": {label}}}\n")
+    };
+    let text = line(" a fox", "true") + &line(" the sun was", "false");
+    let data = read(&judged, "a.jsonl", &text).unwrap();
+    let labels: Vec<_> = data.examples.iter().map(delft_train::Example::desired).collect();
+    assert_eq!(labels, [Some(true), Some(false)]);
+    assert_eq!(data.are_pairs().unwrap(), Some(false));
+    // The answer of the other stands behind each prompt.
+    let batch = delft_train::pack::batch(&data.examples, &[0, 1]);
+    assert_eq!(batch.desired, [true, false]);
+    let [first, second] = [&data.examples[0], &data.examples[1]];
+    assert_eq!(first.length(), 2 * first.tokens.len());
+    let prompt = first.counted[0].start;
+    let own = |i: usize| &batch.tokens[batch.sequences[i].clone()];
+    assert_eq!((own(0), own(2)), (&first.tokens[..], &second.tokens[..]));
+    assert_eq!(own(1), [&first.tokens[..prompt], &second.tokens[prompt..]].concat());
+    assert_eq!(own(3), [&second.tokens[..prompt], &first.tokens[prompt..]].concat());
+    let counts = |i: usize| batch.weights[batch.sequences[i].clone()].iter().sum::<f32>() as usize;
+    let answers = [first, second].map(|example| example.tokens.len() - prompt);
+    assert_eq!([0, 1, 2, 3].map(counts), [answers[0], answers[1], answers[1], answers[0]]);
+    // Alone there is no other answer.
+    let alone = delft_train::pack::batch(&data.examples, &[1]);
+    let counts = |i: usize| alone.weights[alone.sequences[i].clone()].iter().sum::<f32>() as usize;
+    assert_eq!([0, 1].map(counts), [answers[1], 0]);
+    let pair = "{\"prompt\": \"Once\", \"chosen\": \" a fox\", \"rejected\": \" the sun was\"}";
+    let pairs = read(&judged, "a.jsonl", pair).unwrap();
+    let same = |(a, b): (&delft_train::Example, &delft_train::Example)| {
+        (&a.tokens, &a.counted, a.form) == (&b.tokens, &b.counted, b.form)
+    };
+    assert!(pairs.examples.iter().zip(&data.examples).all(same));
+    let table = read(&judged, "a.csv", "prompt,completion,label\nOnce, a fox,True\n").unwrap();
+    assert_eq!(table.examples[0].tokens, first.tokens);
+    let no_label = "{\"prompt\": \"Once\", \"completion\": \" a fox\"}".to_owned();
+    for (line, why) in [
+        (no_label, "label: expected true or false, found nothing"),
+        (line(" a", "3"), "label: expected true or false, found a number"),
+        (line(" a", "\"yes\""), "label: expected true or false, found another text"),
+        (pair.replace("}", ", \"label\": true}"), "label: expected none beside chosen"),
+        ("{\"text\": \"x\", \"label\": true}".to_owned(), "beside a prompt and its completion"),
+    ] {
+        let error = read(&judged, "a.jsonl", &line).unwrap_err().to_string();
+        assert!(error.starts_with("a.jsonl: line 1: ") && error.contains(why), "{error}");
+    }
 }
 
 #[test]

@@ -93,6 +93,7 @@ impl Tuning {
         adapters.more += SEATS;
         adapters.rank = adapters.rank.max(self.room.rank);
         adapters.experts |= self.room.experts;
+        adapters.tables |= self.room.tables;
     }
 
     /// The adapter's name in requests.

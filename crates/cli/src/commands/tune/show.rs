@@ -215,6 +215,7 @@ impl Samples {
                     more: 1,
                     rank: lora.rank,
                     experts: lora.changes_experts(),
+                    tables: !lora.whole.is_empty(),
                     ..Adapters::default()
                 },
                 None => Adapters::default(),

@@ -101,6 +101,7 @@ pub(super) struct Words {
     pub(super) ends: Range<usize>,
     pub(super) targets: Range<usize>,
     pub(super) counts: Range<usize>,
+    pub(super) draws: Range<usize>,
     pub(super) picks: Range<usize>,
     /// The first row of each sequence, and the end.
     pub(super) starts: Range<usize>,
@@ -125,6 +126,7 @@ impl Words {
             ends: take(tokens),
             targets: take(tokens),
             counts: take(tokens),
+            draws: take(tokens),
             picks: take(outputs),
             starts: take(sequences + 1),
             zeros: take(tokens),

@@ -276,6 +276,9 @@ impl Launches for Operands<'_, '_> {
             Bound::Picks => Slot::Words(words.picks.clone()),
             Bound::Targets => Slot::Words(words.targets.clone()),
             Bound::Counts => Slot::Words(words.counts.clone()),
+            Bound::Draws => Slot::Words(words.draws.clone()),
+            Bound::Firsts => Slot::Words(words.first.clone()),
+            Bound::Ends => Slot::Words(words.ends.clone()),
         };
         let bound: Vec<(&str, Slot)> =
             bound.iter().map(|&(name, bound)| (name, slot(bound))).collect();

@@ -175,13 +175,20 @@ impl WideVar {
 #[track_caller]
 pub(super) fn random(seed: Wide, position: Wide) -> Wide {
     let zero = 0u32.val();
-    let first = ([position.low, position.high, zero, zero], [seed.low, seed.high]);
-    let ([a, b, ..], _) = (0..ROUNDS).fold(first, |([a, b, c, d], [k, l]), _| {
+    let counter = [position.low, position.high, zero, zero];
+    let [a, b, ..] = philox(counter, [seed.low, seed.high]);
+    Wide { high: a, low: b }
+}
+
+/// Ten rounds of Philox4x32 on `counter` under `key`.
+#[track_caller]
+pub(crate) fn philox(counter: [Val<u32>; 4], key: [Val<u32>; 2]) -> [Val<u32>; 4] {
+    let (words, _) = (0..ROUNDS).fold((counter, key), |([a, b, c, d], [k, l]), _| {
         let (first, second) = (MULTIPLIERS[0].val(), MULTIPLIERS[1].val());
         let words = [c.mul_hi(second) ^ b ^ k, c * second, a.mul_hi(first) ^ d ^ l, a * first];
         (words, [k + WEYL[0], l + WEYL[1]])
     });
-    Wide { high: a, low: b }
+    words
 }
 
 /// The greatest of the threads' keys, and the lowest token that has it: in every thread.

@@ -3,7 +3,7 @@
 use super::models::{Case, DPO, distance, size, zeros};
 use delft_train::run::{Intervals, Length, RunEnd, RunSummary};
 use delft_train::{
-    AdamW, Hardware, Moments, Precision, Preference, Run, Settings, Trainable, Tuned,
+    AdamW, Batch, Hardware, Moments, Precision, Preference, Run, Settings, Trainable, Tuned,
 };
 use formats::Result;
 use std::path::Path;
@@ -69,7 +69,47 @@ macro_rules! cases {
     )*};
 }
 
+/// With dropout, and noise on the embeddings.
+fn disturbed(case: &Case, hardware: Hardware) -> Tuned {
+    let mut model = case.dropped(0.25, hardware);
+    model.add_noise(5.0, 3).unwrap();
+    model
+}
+
+/// Random numbers are the same on every device and however a batch is cut.
+#[test]
+fn what_is_dropped_on_devices() {
+    for (name, place, precision, bound) in [
+        ("llama3", "sim", Precision::F32, 1e-4),
+        ("llama3", "sim", Precision::BF16, 0.2),
+        ("llama3", "sim-metal", Precision::F32, 1e-4),
+        ("llama3", "sim,sim", Precision::F32, 1e-4),
+        ("gemma3", "sim", Precision::F32, 1e-4),
+    ] {
+        let case = Case::open(name);
+        let batch = Batch { read: 12_345, ..case.batch() };
+        let run = |hardware| {
+            let mut model = disturbed(&case, hardware);
+            let mut gradients = zeros(&model);
+            (model.gradients(&batch, &mut gradients).unwrap(), gradients)
+        };
+        let (want, of_cpu) = run(Some(1).into());
+        let (found, of_gpu) = run(hardware(place, precision));
+        let off = (found.sum / want.sum - 1.0).abs();
+        assert!(off < bound, "{name}, {place}: losses {off:e}");
+        for (found, want) in of_gpu.iter().zip(&of_cpu) {
+            let off = distance(found, want);
+            assert!(off < bound, "{name}, {place}: {off:e}");
+        }
+    }
+}
+
 cases! {
+    llama3_whole lora "llama3-whole" "sim" F32 1e-4,
+    llama3_whole_rounded lora "llama3-whole" "sim" BF16 0.2,
+    llama3_whole_on_two lora "llama3-whole" "sim,sim" F32 1e-4,
+    qwen3_untied_whole_in_metals_text lora "qwen3-untied-whole" "sim-metal" F32 1e-4,
+    gemma3_whole lora "gemma3-whole" "sim" F32 1e-4,
     apertus lora "apertus" "sim" F32 1e-4,
     apertus_rounded lora "apertus" "sim" BF16 0.2,
     bailing_hybrid lora "bailing_hybrid" "sim" F32 1e-4,

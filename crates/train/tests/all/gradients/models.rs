@@ -18,11 +18,14 @@ const OPTIONS: LoraOptions = LoraOptions {
     dora: false,
     sites: Vec::new(),
     layers: None,
+    whole: Vec::new(),
+    dropout: 0.0,
     seed: 7,
 };
 
 /// How names of cases end behind the model's.
-const ENDS: [&str; 8] = ["-dora", "-dpo", "-hinge", "-ipo", "-simpo", "-orpo", "-experts", "-full"];
+const ENDS: [&str; 10] =
+    ["-dora", "-dpo", "-hinge", "-ipo", "-simpo", "-orpo", "-kto", "-experts", "-whole", "-full"];
 
 /// As the script has it.
 pub(super) const DPO: Objective = Objective::Dpo { beta: 0.3 };
@@ -55,7 +58,13 @@ impl Case {
         let sites = sites.iter().map(|site| (*site).to_owned()).collect();
         // GPUs multiply by factors of ranks that eight divides beside experts.
         let rank = if name.ends_with("-experts") { 8 } else { OPTIONS.rank };
-        let options = LoraOptions { rank, dora, sites, ..OPTIONS };
+        let whole: &[&str] = match name {
+            "gemma3-whole" => &["embed_tokens"],
+            name if name.ends_with("-whole") => &["head", "embeddings"],
+            _ => &[],
+        };
+        let whole = whole.iter().map(|table| (*table).to_owned()).collect();
+        let options = LoraOptions { rank, dora, sites, whole, ..OPTIONS };
         Case { model, options, file: Safetensors::open(&file).unwrap() }
     }
 
@@ -162,12 +171,26 @@ impl Case {
             let start = sequences.last().map_or(0, |range: &std::ops::Range<usize>| range.end);
             sequences.push(start..start + length as usize);
         }
-        Batch { tokens, targets, weights: self.floats("weights"), sequences }
+        Batch { tokens, targets, weights: self.floats("weights"), sequences, ..Batch::default() }
     }
 
     /// The model with the script's factors.
     pub(super) fn lora(&self, hardware: impl Into<Hardware>) -> Tuned {
         let mut model = Tuned::lora(&self.model, &self.options, hardware).unwrap();
+        self.begin(&mut model);
+        model
+    }
+
+    /// The same with dropout.
+    pub(super) fn dropped(&self, dropout: f32, hardware: impl Into<Hardware>) -> Tuned {
+        let options = LoraOptions { dropout, ..self.options.clone() };
+        let mut model = Tuned::lora(&self.model, &options, hardware).unwrap();
+        self.begin(&mut model);
+        model
+    }
+
+    /// Gives a model the script's factors.
+    fn begin(&self, model: &mut Tuned) {
         let experts = self.options.sites.iter().any(|site| site == "experts");
         let read = if experts { self.read_as_adapter("initial") } else { Vec::new() };
         for (i, parameter) in model.parameters_mut().iter_mut().enumerate() {
@@ -179,7 +202,6 @@ impl Case {
             assert_eq!(initial.len(), parameter.values.len(), "{}", parameter.name);
             parameter.values = initial;
         }
-        model
     }
 
     /// The model, all of whose weights are trained.
@@ -351,6 +373,113 @@ fn preferences_by_every_loss() {
     }
 }
 
+/// As TRL computes it: a desired answer and another one, each with an answer to another prompt.
+#[test]
+fn judged_answers() {
+    let case = Case::open("llama3-kto");
+    let objective = Objective::Kto { beta: 0.3, weights: [1.3, 0.7] };
+    let mut model = Preference::new(case.lora(Some(2)), objective).unwrap();
+    let batch = Batch { desired: vec![true, false], ..case.batch() };
+    let mut gradients = zeros(&model);
+    let loss = model.gradients(&batch, &mut gradients).unwrap();
+    let want = case.doubles("loss")[0];
+    assert!((loss.sum - want).abs() < BOUND * want, "{} {want}", loss.sum);
+    assert_eq!((model.loss(&batch).unwrap(), loss.weight), (loss, 2.0));
+    compare("gradient", model.parameters(), &gradients, &case);
+    // The answers to other prompts count: with the others exchanged the loss is another.
+    let mut others = batch.clone();
+    others.weights[19..32].fill(0.0);
+    let without = model.loss(&others).unwrap();
+    assert!((without.sum - loss.sum).abs() > 1e-3, "{} {}", without.sum, loss.sum);
+    let error = model.loss(&case.batch()).unwrap_err().to_string();
+    assert!(error.contains("2 labels"), "{error}");
+    let full = Preference::new(case.full(Some(1)), objective).err().unwrap().to_string();
+    assert!(full.contains("all weights"), "{full}");
+    for wrong in [[-1.0, 1.0], [1.0, f64::NAN]] {
+        let objective = Objective::Kto { beta: 0.3, weights: wrong };
+        assert!(Preference::new(case.lora(Some(1)), objective).is_err());
+    }
+}
+
+/// What dropout and noise draw is held by the number of the batch: gradients are slopes of the loss
+/// that stands beside them, to be had again, and others elsewhere.
+#[test]
+fn gradients_through_dropout_and_noise_are_slopes() {
+    let case = Case::open("llama3");
+    let options = LoraOptions { dropout: 0.3, ..case.options.clone() };
+    let mut model = case.dropped(0.3, Some(2));
+    let batch = Batch { read: 1 << 33 | 77, ..case.batch() };
+    let plain = model.loss(&batch).unwrap();
+    let mut gradients = zeros(&model);
+    let dropped = model.gradients(&batch, &mut gradients).unwrap();
+    assert!((dropped.sum - plain.sum).abs() > 1e-2, "{dropped:?} {plain:?}");
+    model.add_noise(5.0, 7).unwrap();
+    // Losses are measured without either.
+    assert_eq!(model.loss(&batch).unwrap(), plain);
+    let both = |model: &mut Tuned, batch: &Batch| {
+        let mut gradients = zeros(model);
+        (model.gradients(batch, &mut gradients).unwrap(), gradients)
+    };
+    let (loss, gradients) = both(&mut model, &batch);
+    assert!((loss.sum - dropped.sum).abs() > 1e-2, "{loss:?} {dropped:?}");
+    assert!(both(&mut model, &batch) == (loss, gradients.clone()));
+    let elsewhere = both(&mut model, &Batch { read: 78, ..batch.clone() });
+    assert!((elsewhere.0.sum - loss.sum).abs() > 1e-3);
+    // Activations that are computed again are dropped alike.
+    model.recompute().unwrap();
+    assert!(both(&mut model, &batch) == (loss, gradients.clone()));
+    for index in [0, 1, 8, gradients.len() - 1] {
+        let most = gradients[index].iter().map(|g| g.abs()).fold(0.0, f32::max);
+        let at = gradients[index].iter().position(|g| g.abs() == most).unwrap();
+        let mut moved = |by: f32| {
+            model.parameters_mut()[index].values[at] += by;
+            let loss = both(&mut model, &batch).0.sum;
+            model.parameters_mut()[index].values[at] -= by;
+            loss
+        };
+        let h = 3e-3;
+        let slope = (moved(h) - moved(-h)) / f64::from(2.0 * h);
+        let off = (slope / f64::from(gradients[index][at]) - 1.0).abs();
+        assert!(off < 2e-2, "{index}: {slope} {}", gradients[index][at]);
+    }
+    for (options, why) in [
+        (LoraOptions { dropout: 1.0, ..options.clone() }, "below 1"),
+        (LoraOptions { dora: true, ..options.clone() }, "DoRA"),
+    ] {
+        let error = Tuned::lora(case.model.clone(), &options, Some(1)).err().unwrap().to_string();
+        assert!(error.contains("dropout") && error.contains(why), "{error}");
+    }
+}
+
+/// Tables that are trained whole have PyTorch's gradients, and are exported as PEFT saves them.
+#[test]
+fn tables_beside_factors() {
+    for name in ["llama3-whole", "qwen3-untied-whole", "gemma3-whole"] {
+        let case = Case::open(name);
+        let mut model = case.lora(Some(2));
+        let (mut gradients, batch) = (zeros(&model), case.batch());
+        let before = model.base_losses(&batch).unwrap();
+        let loss = model.gradients(&batch, &mut gradients).unwrap();
+        let want = case.doubles("loss")[0];
+        assert!((loss.sum - want).abs() < BOUND * want, "{name}: {} {want}", loss.sum);
+        compare("gradient", model.parameters(), &gradients, &case);
+        // Without the adapter the tables are the model's.
+        let bare = LoraOptions { whole: Vec::new(), ..case.options.clone() };
+        let mut bare = Tuned::lora(case.model.clone(), &bare, Some(2)).unwrap();
+        assert_eq!(bare.sequence_losses(&batch).unwrap(), before, "{name}");
+        let stored = case.as_stored(&mut model);
+        let tables: Vec<_> = stored.iter().filter(|(n, _)| !n.contains("lora_")).collect();
+        assert_eq!(tables.len(), case.options.whole.len(), "{name}");
+        for (table, values) in tables {
+            assert_eq!(*values, case.floats(&format!("initial.{table}")), "{name}: {table}");
+        }
+    }
+    let case = Case::open("llama3");
+    let options = LoraOptions { whole: vec!["q_proj".to_owned()], ..case.options.clone() };
+    let error = Tuned::lora(case.model.clone(), &options, Some(1)).err().unwrap().to_string();
+    assert!(error.contains("embeddings, head") && error.contains("q_proj"), "{error}");
+}
+
 #[test]
 fn preferences() {
     let case = Case::open("llama3-dpo");
@@ -367,6 +496,7 @@ fn preferences() {
             targets: batch.targets[rows.clone()].to_vec(),
             weights: batch.weights[rows.clone()].to_vec(),
             sequences: own.map(|own| own.start - first..own.end - first).collect(),
+            ..Batch::default()
         };
         sum += model.loss(&part).unwrap();
     }
@@ -598,6 +728,7 @@ fn gradients_add_up_over_batches() {
             targets: batch.targets[range.clone()].to_vec(),
             weights: batch.weights[range.clone()].to_vec(),
             sequences: std::iter::once(0..range.len()).collect(),
+            ..Batch::default()
         };
         loss += model.gradients(&part, &mut sums).unwrap();
     }
@@ -645,7 +776,8 @@ pub(super) fn is_what_it_decodes_to(twin: &str, hardware: Hardware, bound: f64) 
         let rows = (0..packed.weights[weight.0].shape[0]).collect();
         is_site.then_some(Module { name, rows })
     };
-    let how = AdaptedProduct { rank: OPTIONS.rank, scale: OPTIONS.scale(), gains: false };
+    let how =
+        AdaptedProduct { rank: OPTIONS.rank, scale: OPTIONS.scale(), gains: false, dropout: None };
     let (adapted, factors) = adapt(&packed, &blocks, how).unwrap();
     let trained: Vec<_> = factors.iter().flat_map(|f| [f.down, f.parts[0].up]).collect();
     let program = differentiate(&losses(&adapted).unwrap(), &trained).unwrap();

@@ -23,6 +23,7 @@ fn batch() -> Batch {
         targets: vec![4, 0, 2, 0, 3, 3, 1, 0, 0],
         weights: vec![0.0, 0.5, 1.0, 0.0, 1.0, 0.25, 0.0, 2.0, 0.0],
         sequences: vec![0..4, 4..9],
+        ..Batch::default()
     }
 }
 
@@ -594,6 +595,7 @@ fn attention_of_rounded_operands() {
             targets: (1..=rows).map(token).collect(),
             weights: (0..rows).map(counts).collect(),
             sequences: vec![0..150, 150..rows],
+            ..Batch::default()
         };
         let aside = tempfile::tempdir().unwrap();
         let tensors = no_tensors(aside.path());
