@@ -333,6 +333,21 @@ fn labels_teach_which_answers_are_good() {
         losses.push(log);
     }
     assert_eq!(losses[0], losses[1]);
+    // Of answers that weigh nothing there is half of the loss, since nothing is gained yet.
+    for (flag, other) in [
+        ("--desirable-weight", "--undesirable-weight"),
+        ("--undesirable-weight", "--desirable-weight"),
+    ] {
+        let out = folder.path().join(flag);
+        let out = out.to_str().unwrap();
+        let begin = ["tune", "-m", MODEL, "--data", &judged, "--out", out, "--raw", "--kto"];
+        let few = ["--steps", "1", "--held-out", "none", "--batch-tokens", "2000", flag, "0"];
+        let (code, _, stderr) = run(&[&begin[..], &few, &[other, "3"]].concat());
+        assert_eq!(code, 0, "{stderr}");
+        let log = std::fs::read_to_string(Path::new(out).join("loss.jsonl")).unwrap();
+        let first: Value = serde_json::from_str(log.lines().next().unwrap()).unwrap();
+        assert!((first["loss"].as_f64().unwrap() - 0.75).abs() < 1e-6, "{first}");
+    }
     let texts = texts(folder.path());
     for (data, expected) in
         [(&texts, "line 1: label: expected true or false, found nothing"), (&judged, "--kto")]
