@@ -82,7 +82,7 @@ fn mismatched(examples: &[&Example]) -> Vec<Example> {
         let mut tokens = own.tokens[..start].to_vec();
         tokens.extend(&from.tokens[answer(from)]);
         tokens.truncate(most);
-        let counted = if examples.len() > 1 { vec![start..tokens.len()] } else { Vec::new() };
+        let counted = std::iter::once(start..tokens.len()).filter(|_| examples.len() > 1).collect();
         Example { tokens, counted, ..own.clone() }
     };
     (0..examples.len()).map(other).collect()
