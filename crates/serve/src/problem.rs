@@ -144,11 +144,10 @@ impl From<delft::Error> for Problem {
     }
 }
 
+/// OpenAI counts unknown keys and unknown models to the requests that are wrong.
 fn openai_type(status: StatusCode) -> &'static str {
     match status.as_u16() {
-        401 => "authentication_error",
         403 => "permission_error",
-        404 => "not_found_error",
         429 => "rate_limit_error",
         500.. => "server_error",
         _ => "invalid_request_error",
@@ -187,6 +186,9 @@ mod tests {
         assert_eq!(problem.to_json(Api::Anthropic)["error"]["type"], "invalid_request_error");
         assert_eq!(problem.to_json(Api::Anthropic)["error"]["details"], Value::Null);
         assert_eq!(problem.to_json(Api::Ollama)["error"], problem.message);
+        let unknown = Problem::new(StatusCode::NOT_FOUND, "model_not_found", "no model");
+        assert_eq!(unknown.to_json(Api::OpenAi)["error"]["type"], "invalid_request_error");
+        assert_eq!(unknown.to_json(Api::Anthropic)["error"]["type"], "not_found_error");
         let threaded = Problem::field("thread", "not supported: nothing is stored");
         let threaded = Problem { code: "unsupported_field", ..threaded }.to_json(Api::Anthropic);
         assert_eq!(threaded["error"]["details"]["error_code"], "thread_unsupported_request");

@@ -430,6 +430,7 @@ const NOT_DONE: &[(&str, &str)] = &[
     ("/v1/assistants", "use /v1/responses"),
     ("/v1/threads", "use /v1/responses"),
     ("/v1/conversations", "go on with previous_response_id of /v1/responses"),
+    ("/v1/responses/compact", "send what is to be kept, or have the oldest left out: truncation"),
     ("/v1/batches", "`delft batch` answers a file of requests"),
     ("/v1/messages/batches", "`delft batch` answers a file of requests"),
     ("/v1/files", "no files are kept"),
@@ -449,15 +450,20 @@ const NOT_DONE: &[(&str, &str)] = &[
     ("/api/v1", "ask the same paths under /v1"),
 ];
 
-async fn no_such_path(request: Request) -> Response {
-    let path = request.uri().path();
+/// What is told of a path that others have and that is not answered here.
+fn not_done(path: &str) -> Option<Problem> {
     let begins = |(outer, _): &&(&str, &str)| {
         path.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
-    if let Some((outer, why)) = NOT_DONE.iter().rev().find(begins) {
-        let status = StatusCode::NOT_IMPLEMENTED;
-        let message = format!("{outer} is not supported: {why}");
-        return Problem::new(status, "unsupported", message).response(Api::of(path));
+    let (outer, why) = NOT_DONE.iter().rev().find(begins)?;
+    let message = format!("{outer} is not supported: {why}");
+    Some(Problem::new(StatusCode::NOT_IMPLEMENTED, "unsupported", message))
+}
+
+async fn no_such_path(request: Request) -> Response {
+    let path = request.uri().path();
+    if let Some(problem) = not_done(path) {
+        return problem.response(Api::of(path));
     }
     let message = "there is no such path; the interfaces are those of OpenAI (/v1/chat/completions, \
                    /v1/responses, /v1/completions, /v1/embeddings, /v1/models), Anthropic (/v1/messages), Ollama (/api/chat, \
@@ -469,7 +475,8 @@ async fn no_such_path(request: Request) -> Response {
 async fn no_such_method(request: Request) -> Response {
     let message = format!("{} is not answered here", request.method());
     let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message);
-    problem.response(Api::of(request.uri().path()))
+    let path = request.uri().path();
+    not_done(path).unwrap_or(problem).response(Api::of(path))
 }
 
 /// Whether requests should come here now: not while a named model is being loaded, nor while the

@@ -523,6 +523,7 @@ fn tokens_are_told_as_vllm_tells_them() {
 fn paths_of_what_is_not_done_say_so() {
     for (path, why) in [
         ("/v1/audio/speech", "/v1/audio is not supported: models here read and write text"),
+        ("/v1/responses/compact", "/v1/responses/compact is not supported: send what"),
         ("/api/create", "/api/create is not supported: models are not made here"),
         ("/v1/messages/batches", "/v1/messages/batches is not supported: `delft batch`"),
         ("/v1/nothing", "there is no such path"),

@@ -37,7 +37,8 @@ impl Tool {
     /// A tool, if its name and schema are fit for one.
     ///
     /// # Errors
-    /// A name that is empty, too long or has other characters, and parameters that are no object.
+    /// A name that is empty, too long or has other characters, and parameters that are no schema of
+    /// objects.
     pub fn new(name: &str, parameters: Value, strict: bool) -> Result<Tool> {
         let fit = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
         if name.is_empty() || name.len() > Self::LONGEST_NAME || !name.chars().all(fit) {
@@ -47,6 +48,13 @@ impl Tool {
         }
         if !parameters.is_object() {
             return Err(Error::new("tool parameters", "a JSON schema, an object", "another value"));
+        }
+        let kinds = parameters.get("type");
+        let is_object = |kind: &Value| kind == "object";
+        let is_any = kinds.and_then(Value::as_array).is_some_and(|all| all.iter().any(is_object));
+        if !is_any && !kinds.is_none_or(is_object) {
+            let found = format!("type {}", kinds.unwrap_or(&Value::Null));
+            return Err(Error::new("tool parameters", "a JSON schema of type \"object\"", found));
         }
         Ok(Tool { name: name.to_string(), parameters, strict })
     }

@@ -467,6 +467,9 @@ fn tools_have_names_and_schemas() {
         assert!(refused(name, json!({})), "{name}");
     }
     assert!(refused("f", json!([])));
+    // A call without an object of arguments is none.
+    assert!(refused("f", json!({ "type": "array" })));
+    assert!(!refused("f", json!({ "type": ["object", "null"] })));
     assert!(!refused("a.b-c_9", json!({ "type": "object" })));
     let (_, listed) = tools();
     let told = describe(&[json!({ "role": "user", "content": "hi" })], listed.as_array().unwrap());
