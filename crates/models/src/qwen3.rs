@@ -33,6 +33,20 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 pub(crate) fn open(files: &Files<'_>) -> Result<Opened> {
     let mut raw = Raw::read(files)?;
     raw.windows = windows::of_qwen(files, &raw.layers)?;
+    opened(files, raw)
+}
+
+/// A decoder beside towers, which has no windows.
+///
+/// # Errors
+/// A key that is missing or of another type.
+pub(crate) fn open_beside(files: &Files<'_>) -> Result<Opened> {
+    let mut raw = Raw::read(files)?;
+    raw.windows = windows::of_gguf(files, &raw.layers)?;
+    opened(files, raw)
+}
+
+fn opened(files: &Files<'_>, raw: Raw) -> Result<Opened> {
     let bias = files.bias("attention_bias")?;
     Ok(decoder::open(raw.check()?, Bias::IfStored, move |config, layer| AttentionOptions {
         qkv_bias: bias,

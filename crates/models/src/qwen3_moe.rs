@@ -31,13 +31,17 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 }
 
 /// The configuration, the decoder's parts and the number of experts, whose odds are made to sum to
-/// one if `normalised`, or if the configuration says so.
+/// one if the configuration says so, or if the decoder is one `beside` towers, which has no windows
+/// either.
 ///
 /// # Errors
 /// A key that is missing or out of range.
-pub(crate) fn read(files: &Files<'_>, normalised: bool) -> Result<(Config, decoder::Parts, usize)> {
+pub(crate) fn read(files: &Files<'_>, beside: bool) -> Result<(Config, decoder::Parts, usize)> {
     let mut raw = Raw::read(files)?;
-    raw.windows = windows::of_switch(files, &raw.layers, |_| true)?;
+    raw.windows = match beside {
+        true => windows::of_gguf(files, &raw.layers)?,
+        false => windows::of_switch(files, &raw.layers, |_| true)?,
+    };
     let sparse = Sparse::read(files)?;
     let bias = files.bias("attention_bias")?;
     // Qwen3-Coder states what all of these models have, and what none has.
@@ -52,7 +56,7 @@ pub(crate) fn read(files: &Files<'_>, normalised: bool) -> Result<(Config, decod
     let config = raw.check()?;
     let mut options = experts::read(files, config.hidden, config.feed_forward)?;
     // GGUF does not say it: all published models have it so.
-    options.routing.normalised |= normalised || files.keys.dialect() == Dialect::Gguf;
+    options.routing.normalised |= beside || files.keys.dialect() == Dialect::Gguf;
     let attention = move |config: &Config, layer| AttentionOptions {
         qkv_bias: bias,
         output_bias: bias,

@@ -38,7 +38,7 @@ pub(crate) const QWEN3: Architecture = Architecture {
     class: "Qwen3VLForConditionalGeneration",
     unsaid: Unsaid::sizes([4096, 22_016, 32, 32, 32, 0, 128_000, 151_936]).theta(500_000.0),
     signs: None,
-    open: |files| open(files, qwen3::open),
+    open: |files| open(files, qwen3::open_beside),
     ..qwen3::ARCHITECTURE
 };
 

@@ -161,6 +161,21 @@ pub(crate) fn of_switch(
     Ok(listed.unwrap_or_else(told))
 }
 
+/// The rule of decoders beside towers, whose class does not read what `config.json` says of a
+/// window.
+///
+/// # Errors
+/// As [`of_all`].
+pub(crate) fn of_gguf(files: &Files<'_>, layers: &Stated<usize>) -> Result<Vec<Option<usize>>> {
+    if files.keys.dialect() == Dialect::Gguf {
+        return of_all(files, layers);
+    }
+    for key in ["use_sliding_window", "sliding_window", "max_window_layers", "layer_types"] {
+        files.keys.note(key);
+    }
+    Ok(Vec::new())
+}
+
 /// The window of `config.json`, where `use_sliding_window` turns it on.
 fn switched(files: &Files<'_>) -> Result<Option<usize>> {
     let keys = &files.keys;

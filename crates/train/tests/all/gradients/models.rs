@@ -1044,8 +1044,10 @@ fn what_is_not_tuned_is_known() {
     let known = |place: &str, what: &str, error: &str| match what {
         "all" => place.starts_with("bitnet") && error.contains("weights of 16 or 32 bits"),
         "experts" => error.contains("factors of a rank that 8 divides, up to 5"),
-        _ => ["bitnet", "nanbeige", "ouro"].iter().any(|name| place.starts_with(name))
-            && error.contains("blocks with matrices"),
+        _ => {
+            ["bitnet", "nanbeige", "ouro"].iter().any(|name| place.starts_with(name))
+                && error.contains("blocks with matrices")
+        }
     };
     let sim = || Hardware { place: "sim".parse().unwrap(), ..Some(1).into() };
     let experts = LoraOptions { sites: vec!["experts".into()], rank: 8, ..OPTIONS };
