@@ -278,7 +278,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("persimmon", HEADS),
     ("phi", HEADS),
     ("phi/model.f32.gguf", HEADS),
-    ("plm", LATENT),
     ("qwen2", HEADS),
     ("qwen2/model.f16.gguf", HEADS),
     ("qwen3-moe-all", HEADS),
