@@ -17,6 +17,8 @@ pub(crate) struct Places {
     named: BTreeSet<(String, usize)>,
     /// Properties of any name.
     any: BTreeSet<usize>,
+    /// Whether of the items of some there may be few.
+    narrow: bool,
 }
 
 impl Places {
@@ -24,8 +26,10 @@ impl Places {
         self.named.is_empty() && self.any.is_empty()
     }
 
-    /// Adds arrays of this depth within a property; of any, without a name.
-    pub(crate) fn add(&mut self, name: Option<&str>, depth: usize) {
+    /// Adds arrays of this depth within a property; of any, without a name. Of `narrow` ones there
+    /// may be few different items.
+    pub(crate) fn add(&mut self, name: Option<&str>, depth: usize, narrow: bool) {
+        self.narrow |= narrow;
         match name {
             Some(name) => drop(self.named.insert((name.to_string(), depth))),
             None => drop(self.any.insert(depth)),
@@ -156,28 +160,55 @@ impl Reader {
         }
     }
 
-    /// The tokens with which an item is one that is there already, and has only to end: where
-    /// nothing else may come behind them, they lead nowhere.
+    /// The tokens with which an item is one that is there already, and has only to end; where there
+    /// are few, also those with which it may still become one: where nothing else may come behind
+    /// them, they lead nowhere.
     pub(crate) fn repeating(&self, trie: &TokTrie) -> Vec<u32> {
         let mut found = Vec::new();
-        for open in &self.open {
-            let Open::Array { items: Some(items), item, .. } = open else { continue };
-            let written = item.map_or(&b""[..], |from| &self.text[from..]);
-            for (earlier, _) in items {
-                let inner = match earlier.last() {
-                    Some(b'"') => &earlier[..earlier.len() - 1],
-                    Some(b'}' | b']') => continue,
-                    _ => &earlier[..],
-                };
-                let Some(rest) = inner.strip_prefix(written).filter(|rest| !rest.is_empty()) else {
-                    continue;
-                };
+        for (rest, begins, ends) in self.left() {
+            let mut add = |text: &[u8]| match self.places.narrow {
+                true => found.extend(trie.all_prefixes(text)),
+                false => found.extend(trie.token_id(text)),
+            };
+            let inner = &rest[..rest.len() - usize::from(ends)];
+            if inner.is_empty() || !self.places.narrow && ends && !rest.ends_with(b"\"") {
+                continue;
+            }
+            add(inner);
+            if begins {
                 // A blank in front is part of the token where an item begins.
-                let begins = item.is_none().then(|| trie.token_id(&[b" ", rest].concat()));
-                found.extend(trie.token_id(rest).into_iter().chain(begins.flatten()));
+                add(&[b" ", inner].concat());
             }
         }
+        found.sort_unstable();
+        found.dedup();
         found
+    }
+
+    /// Whether the present item is, or may still become, one that is there already.
+    pub(crate) fn may_repeat(&self) -> bool {
+        self.places.narrow && self.left().next().is_some()
+    }
+
+    /// What is left to write of the items that the present one may still become, with whether it
+    /// begins here, and whether its last byte says that it ends.
+    fn left(&self) -> impl Iterator<Item = (&[u8], bool, bool)> {
+        self.open.iter().flat_map(|open| {
+            let (items, item) = match open {
+                Open::Array { items: Some(items), item, .. } => (&items[..], *item),
+                _ => (&[][..], None),
+            };
+            let written = item.map_or(&b""[..], |from| &self.text[from..]);
+            let rest = move |(earlier, _): &'_ (Vec<u8>, Value)| {
+                earlier.strip_prefix(written).map(|rest| rest.len())
+            };
+            items.iter().filter_map(move |earlier| {
+                let length = rest(earlier)?;
+                let text = &earlier.0[earlier.0.len() - length..];
+                let ends = matches!(earlier.0.last(), Some(b'"' | b'}' | b']'));
+                (!text.is_empty()).then_some((text, item.is_none(), ends))
+            })
+        })
     }
 
     fn read_byte(&mut self, byte: u8) -> bool {

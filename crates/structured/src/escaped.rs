@@ -59,7 +59,10 @@ impl Grammar {
     pub fn in_json(&self) -> Result<Grammar> {
         match self {
             Grammar::Regex(text) => {
-                Ok(Grammar::Lark(format!("start: {}", expression(text, "")?.0)))
+                let all = super::together(text);
+                let all = all.iter().map(|one| Ok(expression(one, "")?.0));
+                let all = all.collect::<Result<Vec<_>>>()?.join(" & ");
+                Ok(Grammar::Lark(format!("start: WHOLE\nWHOLE: {all}")))
             }
             Grammar::Lark(text) => Ok(Grammar::Lark(escaped(text)?)),
             Grammar::Gbnf(text) => Grammar::Lark(super::gbnf::to_lark(text)?).in_json(),
@@ -659,6 +662,11 @@ mod tests {
                 Grammar::Regex("^(red|green) \"[0-9]{2}\"\\\\[a-c]$".to_string()),
                 &["red \"12\"\\a"],
                 &["red", ""],
+            ),
+            (
+                Grammar::Regex("(?=.*[\"0-9])(?!9)[^x]{2,}".to_string()),
+                &["a\"b", "a9"],
+                &["ab", "9a", "0x"],
             ),
             (Grammar::Gbnf("root ::= \"\\\"\" [a-z\\n]+".to_string()), &["\"a\nb"], &["a"]),
         ];

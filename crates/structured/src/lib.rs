@@ -15,6 +15,7 @@ mod ending;
 mod escaped;
 mod forced;
 mod gbnf;
+mod language;
 mod lazy;
 mod matcher;
 mod schema;
@@ -70,6 +71,10 @@ const STATES: usize = 50_000;
 const KEPT: usize = 16;
 /// Longest grammar that is kept, in bytes of its text: what compiling takes grows with it.
 const LONGEST_KEPT: usize = 32 << 10;
+/// Expressions that one text must match: looking for one takes twice as long with each.
+const MOST_TOGETHER: usize = 12;
+/// Places that are looked at behind a token that may repeat an item.
+const BEHIND: usize = 256;
 /// Longest reason that is told, in characters.
 const LONGEST_REASON: usize = 300;
 
@@ -449,14 +454,33 @@ fn may_follow(
 
 /// Whether anything may come behind a token but what would end an item that is there already.
 fn differs_behind(matcher: &Matcher, reader: &Reader, trie: &TokTrie, token: u32) -> bool {
-    let (mut there, mut behind) = (matcher.clone(), reader.clone());
-    if there.consume_token(token).is_err() || !behind.read(trie, token) {
-        return false;
-    }
-    there.compute_mask_or_eos().is_ok_and(|mut mask| {
+    let mut open = vec![(matcher.clone(), reader.clone(), token)];
+    // Where it may still become one of them, the bytes that lead there are followed.
+    for _ in 0..BEHIND {
+        let Some((mut there, mut behind, token)) = open.pop() else { return false };
+        if there.consume_token(token).is_err() || !behind.read(trie, token) {
+            continue;
+        }
+        let Ok(mut mask) = there.compute_mask_or_eos() else { continue };
         behind.exclude(trie, &mut mask);
-        !mask.is_zero()
-    })
+        if mask.is_zero() {
+            continue;
+        }
+        let ways: Vec<u32> = match behind.may_repeat() {
+            true => {
+                behind.repeating(trie).into_iter().filter(|token| mask.is_allowed(*token)).collect()
+            }
+            false => return true,
+        };
+        let leads_away = mask.iter().any(|token| !ways.contains(&token));
+        if leads_away {
+            return true;
+        }
+        let single = ways.into_iter().filter(|token| trie.token_len(*token) == 1);
+        open.extend(single.map(|token| (there.clone(), behind.clone(), token)));
+    }
+    // It was not found out.
+    true
 }
 
 /// An array has all the different items that there are, and must have one more.
@@ -476,7 +500,17 @@ fn written(
         Grammar::Schema(value) => ("schema", schema(value, places)?),
         Grammar::Regex(text) => {
             short("regex", text.len())?;
-            ("regex", GrammarWithLexer::from_regex(text))
+            let all = together(text);
+            let grammar = match &all[..] {
+                [one] => GrammarWithLexer::from_regex(one),
+                all => {
+                    let parts = all.iter().map(|one| slashed(&llguidance::regex_to_lark(one, "")));
+                    let parts: Vec<String> = parts.collect();
+                    let whole = format!("start: WHOLE\nWHOLE: {}\n", parts.join(" & "));
+                    GrammarWithLexer::from_lark(whole)
+                }
+            };
+            ("regex", grammar)
         }
         Grammar::Lark(text) => {
             short("grammar", text.len())?;
@@ -491,10 +525,22 @@ fn written(
     Ok(written)
 }
 
+/// Regular expressions without looks, all of which match the texts that this one matches; one that
+/// has no such form stays.
+fn together(text: &str) -> Vec<String> {
+    let all = language::without_looks(text, language::Kind::Whole, &language::Budget::new());
+    all.filter(|all| all.len() <= MOST_TOGETHER).unwrap_or_else(|| vec![text.to_string()])
+}
+
+/// An expression between slashes. Nothing between them would be a comment.
+fn slashed(text: &str) -> String {
+    if text.is_empty() { "/(?:)/".to_string() } else { format!("/{text}/") }
+}
+
 /// Refuses a grammar in Lark's syntax whose terminals have too many intersections, for the reason
 /// that patterns of schemas are bounded for, and schemas within it that may have.
 fn few_intersections(text: &str) -> Result<()> {
-    const MOST: usize = 12;
+    const MOST: usize = MOST_TOGETHER;
     let (mut found, mut inside, mut escaped) = (0, None, false);
     let mut before = '\n';
     for c in text.chars() {

@@ -27,6 +27,7 @@ mod references;
 mod together;
 
 use crate::distinct::Places;
+use crate::language::{Automaton, Budget};
 use formats::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
@@ -39,6 +40,8 @@ const PLACES: usize = 4;
 const MOST_ARRAYS: usize = 400;
 /// Arrays that are made to find out which of them are listed.
 const MOST_TRIED: usize = 16 * MOST_ARRAYS;
+/// Values of items that must differ, if they are listed.
+const MOST_LISTED: u64 = 1024;
 /// Dependencies of one schema, each of which doubles its alternatives.
 const MOST_DEPENDENCIES: usize = 6;
 /// Branches of `oneOf` that are held against each other.
@@ -157,8 +160,13 @@ const BASE64: &str = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)
 pub(crate) fn plain(schema: &Value, places: Option<&mut Places>) -> Result<Value> {
     let mut plain = references::resolved(schema)?;
     let whole = plain.clone();
-    Rewriter { whole: &whole }.schema(&mut plain);
+    let mut rewriter = Rewriter { whole: &whole, budget: Budget::new(), refused: None };
+    rewriter.schema(&mut plain);
+    if let Some(refused) = rewriter.refused {
+        return Err(refused);
+    }
     near(&mut plain)?;
+    patterns::quoted(&mut plain);
     if let Some(places) = places {
         different::noted(&mut plain, places);
     }
@@ -210,6 +218,10 @@ fn also(schema: &mut Object, more: Value) {
 struct Rewriter<'a> {
     /// The schema that references are into.
     whole: &'a Value,
+    /// What automata of its patterns may still take.
+    budget: Budget,
+    /// Why the schema cannot be followed, if that was found out.
+    refused: Option<Error>,
 }
 
 impl Rewriter<'_> {
@@ -231,7 +243,7 @@ impl Rewriter<'_> {
     }
 
     /// Rewrites a schema and all of its parts.
-    fn schema(&self, schema: &mut Value) {
+    fn schema(&mut self, schema: &mut Value) {
         if let Value::Object(fields) = schema {
             unknown(fields);
             self.evaluated(fields);
@@ -244,7 +256,8 @@ impl Rewriter<'_> {
             self.unique(fields);
             self.names(fields);
             counts::listed(fields);
-            patterns::translated(fields);
+            patterns::translated(fields, &self.budget);
+            patterns::apart(fields, &self.budget);
             details(fields);
         }
         for part in parts(schema) {
@@ -372,7 +385,18 @@ impl Rewriter<'_> {
             }
             names => match Names::of(names) {
                 Some(rule) => Some(rule),
-                None => return,
+                None => match self.named(names, MOST_BRANCHES) {
+                    Some(names) if names.is_empty() => {
+                        fields.remove("propertyNames");
+                        also(fields, json!({ "maxProperties": 0 }));
+                        return;
+                    }
+                    Some(names) => match names.written(&self.budget) {
+                        Some(pattern) => Some(Names::Pattern(pattern)),
+                        None => return,
+                    },
+                    None => return,
+                },
             },
         };
         if let Some(rule) = rule {
@@ -381,8 +405,10 @@ impl Rewriter<'_> {
             }
             let listed = fields.get("properties").and_then(Value::as_object);
             let listed: Vec<String> = listed.into_iter().flat_map(Object::keys).cloned().collect();
-            let fits: Option<Vec<bool>> = listed.iter().map(|name| rule.fits(name)).collect();
+            let fits: Option<Vec<bool>> =
+                listed.iter().map(|name| rule.fits(name, &self.budget)).collect();
             let Some(fits) = fits else { return };
+            let Some(rule) = self.unlisted(rule, &listed) else { return };
             if let Some(Value::Object(properties)) = fields.get_mut("properties") {
                 for (name, _) in listed.iter().zip(&fits).filter(|(_, fits)| !**fits) {
                     properties.insert(name.clone(), Value::Bool(false));
@@ -398,8 +424,109 @@ impl Rewriter<'_> {
         fields.remove("propertyNames");
     }
 
+    /// A condition on names that no listed property meets, whose schemas are their own.
+    fn unlisted(&self, rule: Names, listed: &[String]) -> Option<Names> {
+        if listed.is_empty() || matches!(rule, Names::These(_)) {
+            return Some(rule);
+        }
+        let own = Names::These(listed.to_vec()).pattern();
+        let others = Automaton::of(&own, &self.budget)?.complement();
+        let names = patterns::automaton(&rule.pattern(), &self.budget)?;
+        let names = names.and(&others, &self.budget)?;
+        Some(match names.is_empty() {
+            true => Names::These(Vec::new()),
+            false => Names::Pattern(names.written(&self.budget)?),
+        })
+    }
+
+    /// Ends arrays that begin with items of their own where the items before one may be all that it
+    /// may be; refuses a schema whose arrays must be longer.
+    fn differing(&mut self, fields: &mut Object, least: u64, most: u64) {
+        let first = fields.get("prefixItems").and_then(Value::as_array);
+        let first: Vec<&Value> = first.into_iter().flatten().collect();
+        let any = Value::Bool(true);
+        let rest = fields.get("items").unwrap_or(&any);
+        let bounds = first.iter().copied().chain([rest]).map(|item| self.most_values(item));
+        let bounds: Vec<Option<u64>> = bounds.collect();
+        let open = |at: &u64| {
+            let bound = bounds[(*at as usize).min(first.len())];
+            bound.is_none_or(|bound| bound > *at)
+        };
+        let beyond = bounds[first.len()].unwrap_or(0).max(first.len() as u64);
+        let longest = (0..=beyond.min(MOST_LISTED)).take_while(open).count() as u64;
+        if longest > beyond.min(MOST_LISTED) || longest >= most {
+            return;
+        }
+        if longest < least {
+            let expected = "items of which each has more values than there are items before it";
+            let error = Error::new("schema: uniqueItems", expected, format!("item {longest}"));
+            self.refused = Some(error.of(ErrorKind::Unsupported));
+            return;
+        }
+        fields.insert("maxItems".to_string(), longest.into());
+    }
+
+    /// The texts that a schema allows, as far as it is one of texts.
+    fn named(&self, schema: &Value, deep: usize) -> Option<Automaton> {
+        let deep = deep.checked_sub(1)?;
+        let budget = &self.budget;
+        let all = || Automaton::of("", budget);
+        let fields = match self.followed(schema) {
+            Value::Bool(true) => return all(),
+            Value::Bool(false) => return Some(all()?.complement()),
+            Value::Object(fields) => fields,
+            _ => return None,
+        };
+        let number = |key: &str| fields.get(key).map(|number| whole(number).as_u64());
+        let mut texts = all()?;
+        for (key, value) in fields.iter().filter(|(key, _)| !NOTES.contains(&key.as_str())) {
+            let parts = value.as_array().into_iter().flatten();
+            let more = match (key.as_str(), value) {
+                ("type", _) if disjoint::types(fields) & disjoint::STRING == 0 => {
+                    all()?.complement()
+                }
+                ("type", _) => continue,
+                ("pattern", Value::String(pattern)) => patterns::automaton(pattern, budget)?,
+                ("minLength" | "maxLength", _) => {
+                    let least = number("minLength").unwrap_or(Some(0))?;
+                    let most = number("maxLength")
+                        .map_or(Some(String::new()), |most| most.map(|most| most.to_string()))?;
+                    Automaton::of(&format!("^(?s:.){{{least},{most}}}$"), budget)?
+                }
+                ("enum", Value::Array(_)) | ("const", _) => {
+                    let values = negation::possible(fields)?;
+                    let names = values.iter().filter_map(Value::as_str).map(str::to_string);
+                    let names: Vec<String> = names.collect();
+                    match names.is_empty() {
+                        true => all()?.complement(),
+                        false => Automaton::of(&Names::These(names).pattern(), budget)?,
+                    }
+                }
+                ("not", part) => self.named(part, deep)?.complement(),
+                ("allOf", _) => {
+                    let mut both = all()?;
+                    for part in parts {
+                        both = both.and(&self.named(part, deep)?, budget)?;
+                    }
+                    both
+                }
+                ("anyOf", _) => {
+                    // What is in none of them is not.
+                    let mut none = all()?;
+                    for part in parts {
+                        none = none.and(&self.named(part, deep)?.complement(), budget)?;
+                    }
+                    none.complement()
+                }
+                _ => return None,
+            };
+            texts = texts.and(&more, budget)?;
+        }
+        Some(texts)
+    }
+
     /// `uniqueItems`, where there are few values that an item may have.
-    fn unique(&self, fields: &mut Object) {
+    fn unique(&mut self, fields: &mut Object) {
         if fields.get("uniqueItems") == Some(&Value::Bool(false)) {
             fields.remove("uniqueItems");
         }
@@ -411,16 +538,42 @@ impl Rewriter<'_> {
         }
         let others = json!({ "type": ["boolean", "null", "number", "object", "string"] });
         let room = fields.get("items").filter(|_| !fields.contains_key("prefixItems"));
-        if room.and_then(|items| self.most_values(items)).is_some_and(|room| room < least) {
-            // No array has so many.
-            also(fields, others);
-            return;
+        if let Some((items, bound)) = room.and_then(|items| Some((items, self.most_values(items)?)))
+        {
+            let listed = self.listed(items);
+            let room = listed.as_ref().map_or(bound, |values| values.len() as u64);
+            if room < least {
+                // No array has so many.
+                also(fields, others);
+                return;
+            }
+            match listed {
+                None if bound < MOST_LISTED => {
+                    let expected = "items whose values can be listed, or a thousand of them";
+                    let error = Error::new("schema: uniqueItems", expected, items);
+                    self.refused = Some(error.of(ErrorKind::Unsupported));
+                    return;
+                }
+                None => {}
+                Some(values) => {
+                    if values.iter().any(|value| value.is_f64()) {
+                        // Each in one way, which is not enough for a fraction to differ.
+                        fields.insert("items".to_string(), json!({ "enum": values }));
+                    }
+                    // Behind the last of them none may follow.
+                    fields.insert("maxItems".to_string(), room.min(most).into());
+                }
+            }
         }
-        let values =
-            |schema: &Value| self.followed(schema).as_object().and_then(negation::possible);
+        let has_first = fields.contains_key("prefixItems");
+        let values = |schema: &Value| {
+            let few = self.followed(schema).as_object().and_then(negation::possible);
+            few.or_else(|| if has_first { self.listed(schema) } else { None })
+        };
         let first = fields.get("prefixItems").and_then(Value::as_array);
-        let Some(first) = first.into_iter().flatten().map(values).collect::<Option<Vec<_>>>()
-        else {
+        let first = first.into_iter().flatten().map(values).collect::<Option<Vec<_>>>();
+        let Some(first) = first else {
+            self.differing(fields, least, most);
             return;
         };
         let rest = match fields.get("items").map(values) {
@@ -572,14 +725,14 @@ impl Names {
     }
 
     /// Whether a name is such a one; `None` where that is not known here.
-    fn fits(&self, name: &str) -> Option<bool> {
+    fn fits(&self, name: &str, budget: &Budget) -> Option<bool> {
         let long = name.chars().count() as u64;
         match self {
             Names::These(names) => Some(names.iter().any(|own| own == name)),
             Names::Long(least, most) => {
                 Some(long >= *least && most.is_none_or(|most| long <= most))
             }
-            Names::Pattern(_) => None,
+            Names::Pattern(pattern) => Some(patterns::automaton(pattern, budget)?.has(name)),
         }
     }
 }

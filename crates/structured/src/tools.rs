@@ -333,7 +333,7 @@ fn json(schema: &Value, whole: &Value) -> Result<String> {
 fn arguments(tool: &Tool) -> Result<Value> {
     let mut schema = tool.parameters.clone();
     if let Some(fields) = schema.as_object_mut() {
-        fields.entry("type").or_insert_with(|| "object".into());
+        fields.insert("type".to_string(), "object".into());
         const OTHERS: [&str; 8] = [
             "additionalProperties",
             "unevaluatedProperties",

@@ -10,12 +10,12 @@ use super::{Object, Rewriter, negation};
 const DEEPEST: usize = 6;
 
 /// Sets of types, a bit for each.
-const ARRAY: u8 = 1;
+pub(super) const ARRAY: u8 = 1;
 const BOOLEAN: u8 = 2;
 const NULL: u8 = 4;
 const NUMBER: u8 = 8;
 const OBJECT: u8 = 16;
-const STRING: u8 = 32;
+pub(super) const STRING: u8 = 32;
 const ALL: u8 = 63;
 
 /// The types that a schema's own keywords allow.

@@ -5,12 +5,16 @@ use std::collections::HashSet;
 use serde_json::{Map, Value, json};
 
 use super::disjoint::written;
-use super::{FURTHEST, NOTES, Object, Rewriter, whole};
+use super::{FURTHEST, NOTES, Object, Rewriter, patterns, whole};
+use crate::language::Automaton;
 
 /// References that are followed.
 const DEEPEST: usize = 16;
 /// Gaps between multiples of a step, on either side of zero.
 const GAPS: i64 = 32;
+/// Texts of which the others are said by a pattern, and how many bytes they may have together.
+const FEW: usize = 16;
+const SHORT: usize = 256;
 
 const TYPES: [&str; 6] = ["array", "boolean", "null", "number", "object", "string"];
 
@@ -87,6 +91,18 @@ impl Rewriter<'_> {
                     any.iter().map(|schema| self.without(schema, known, deep)).collect();
                 ways.push(json!({ "allOf": none? }));
             }
+            ("pattern", Value::String(pattern)) => {
+                // Of several that a text must match, it is enough not to match one.
+                let all = patterns::plain(pattern, &self.budget);
+                let mut said = false;
+                for one in &all {
+                    let others = Automaton::others(one, &self.budget);
+                    let others = others.and_then(|others| self.texts(&others));
+                    said |= others.is_some();
+                    ways.extend(others);
+                }
+                said.then_some(())?;
+            }
             (key, number) => ways.push(beyond(key, number)?),
         }
         Some(())
@@ -101,59 +117,88 @@ impl Rewriter<'_> {
     /// others.
     fn others(&self, values: &[Value], known: Option<&Value>) -> Value {
         let known = known.and_then(|known| self.followed(known).as_object());
-        let Some(possible) = known.and_then(possible) else { return unlike(values) };
+        let Some(possible) = known.and_then(possible) else { return self.unlike(values) };
         let values: HashSet<String> = values.iter().map(written).collect();
         let rest: Vec<Value> =
             possible.into_iter().filter(|value| !values.contains(&written(value))).collect();
         if rest.is_empty() { Value::Bool(false) } else { json!({ "enum": rest }) }
     }
-}
 
-/// Values that are none of these: of other types, numbers between them, and strings, arrays and
-/// objects that are longer than all.
-fn unlike(values: &[Value]) -> Value {
-    let longest = |of: fn(&Value) -> Option<usize>| values.iter().filter_map(of).max();
-    let text = longest(|value| value.as_str().map(|text| text.chars().count()));
-    let array = longest(|value| value.as_array().map(Vec::len));
-    let object = longest(|value| value.as_object().map(Map::len));
-    let truths = values.iter().any(Value::is_boolean);
-    let mut numbers: Vec<f64> = values.iter().filter_map(Value::as_f64).collect();
-    numbers.sort_by(f64::total_cmp);
-    let mut ways = Vec::new();
-    let taken = [
-        ("array", array.is_some()),
-        ("boolean", truths),
-        ("null", values.contains(&Value::Null)),
-        ("number", !numbers.is_empty()),
-        ("object", object.is_some()),
-        ("string", text.is_some()),
-    ];
-    let free: Vec<&str> = taken.iter().filter(|(_, taken)| !taken).map(|(kind, _)| *kind).collect();
-    if !free.is_empty() {
-        ways.push(json!({ "type": free }));
+    /// The schema of these texts.
+    pub(super) fn texts(&self, texts: &Automaton) -> Option<Value> {
+        if texts.is_empty() {
+            return Some(Value::Bool(false));
+        }
+        Some(json!({ "type": "string", "pattern": texts.written(&self.budget)? }))
     }
-    let longer = [
-        ("array", "minItems", array),
-        ("object", "minProperties", object),
-        ("string", "minLength", text),
-    ];
-    for (kind, key, longest) in longer {
-        ways.extend(longest.map(|longest| json!({ "type": kind, key: longest + 1 })));
+
+    /// Values that are none of these: of other types, numbers between them, other strings, and
+    /// arrays and objects that are longer than all, as strings are where these are many.
+    fn unlike(&self, values: &[Value]) -> Value {
+        let longest = |of: fn(&Value) -> Option<usize>| values.iter().filter_map(of).max();
+        let text = longest(|value| value.as_str().map(|text| text.chars().count()));
+        let array = longest(|value| value.as_array().map(Vec::len));
+        let object = longest(|value| value.as_object().map(Map::len));
+        let truths = values.iter().any(Value::is_boolean);
+        let mut numbers: Vec<f64> = values.iter().filter_map(Value::as_f64).collect();
+        numbers.sort_by(f64::total_cmp);
+        let mut ways = Vec::new();
+        let others = text.and_then(|_| self.other_texts(values));
+        let taken = [
+            ("array", array.is_some()),
+            ("boolean", truths),
+            ("null", values.contains(&Value::Null)),
+            ("number", !numbers.is_empty()),
+            ("object", object.is_some()),
+            ("string", text.is_some()),
+        ];
+        let free: Vec<&str> =
+            taken.iter().filter(|(_, taken)| !taken).map(|(kind, _)| *kind).collect();
+        if !free.is_empty() {
+            ways.push(json!({ "type": free }));
+        }
+        let longer = [
+            ("array", "minItems", array),
+            ("object", "minProperties", object),
+            ("string", "minLength", text),
+        ];
+        for (kind, key, longest) in longer {
+            match (kind, &others) {
+                ("string", Some(others)) => ways.push(others.clone()),
+                _ => {
+                    ways.extend(longest.map(|longest| json!({ "type": kind, key: longest + 1 })));
+                }
+            }
+        }
+        if truths {
+            let rest =
+                [false, true].map(Value::from).into_iter().filter(|value| !values.contains(value));
+            ways.extend(rest.map(|value| json!({ "const": value })));
+        }
+        if let (Some(first), Some(last)) = (numbers.first(), numbers.last()) {
+            ways.push(json!({ "type": "number", "exclusiveMaximum": first }));
+            ways.push(json!({ "type": "number", "exclusiveMinimum": last }));
+            let between = numbers.windows(2).filter(|pair| pair[0] < pair[1]);
+            ways.extend(between.map(|pair| {
+                json!({ "type": "number", "exclusiveMinimum": pair[0], "exclusiveMaximum": pair[1] })
+            }));
+        }
+        json!({ "anyOf": ways })
     }
-    if truths {
-        let rest =
-            [false, true].map(Value::from).into_iter().filter(|value| !values.contains(value));
-        ways.extend(rest.map(|value| json!({ "const": value })));
+
+    /// Texts that are none of these, if those are few.
+    fn other_texts(&self, values: &[Value]) -> Option<Value> {
+        let texts: Vec<&str> = values.iter().filter_map(Value::as_str).collect();
+        if texts.len() > FEW || texts.iter().map(|text| text.len()).sum::<usize>() > SHORT {
+            return None;
+        }
+        let signs = |text: &str| -> String {
+            text.chars().map(|c| format!("\\x{{{:x}}}", u32::from(c))).collect()
+        };
+        let texts: Vec<String> = texts.into_iter().map(signs).collect();
+        let own = Automaton::of(&format!("^(?:{})$", texts.join("|")), &self.budget)?;
+        self.texts(&own.complement())
     }
-    if let (Some(first), Some(last)) = (numbers.first(), numbers.last()) {
-        ways.push(json!({ "type": "number", "exclusiveMaximum": first }));
-        ways.push(json!({ "type": "number", "exclusiveMinimum": last }));
-        let between = numbers.windows(2).filter(|pair| pair[0] < pair[1]);
-        ways.extend(between.map(|pair| {
-            json!({ "type": "number", "exclusiveMinimum": pair[0], "exclusiveMaximum": pair[1] })
-        }));
-    }
-    json!({ "anyOf": ways })
 }
 
 /// The values that a schema allows, if they are few.

@@ -2,123 +2,160 @@
 //! llguidance's regular expressions, Rust's: what differs is written so that it means the same
 //! there.
 
+use regex_syntax::hir::{Class, ClassUnicode, HirKind};
 use serde_json::{Value, json};
 
 use super::{Object, also};
+use crate::language::{Automaton, Budget, Kind, class_length, escape_length, without_looks};
 
-/// Patterns that widely used programs write, with looks ahead within, and ones that say the same
-/// without: Zod's of ISO 8601's durations.
-const KNOWN: [(&str, &str); 1] = [(
-    r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$",
-    r"^P(\d+W|(\d+Y(\d+M)?(\d+D)?|\d+M(\d+D)?|\d+D)(T(\d+H(\d+M)?(\d+([.,]\d+)?S)?|\d+M(\d+([.,]\d+)?S)?|\d+([.,]\d+)?S))?|T(\d+H(\d+M)?(\d+([.,]\d+)?S)?|\d+M(\d+([.,]\d+)?S)?|\d+([.,]\d+)?S))$",
-)];
+/// Patterns of properties that are made such as do not meet, and most of these.
+const MOST_NAMED: usize = 8;
+const MOST_REGIONS: usize = 24;
 
 /// Puts a schema's `pattern`, and the patterns of its properties, into the other syntax.
-pub(super) fn translated(fields: &mut Object) {
+pub(super) fn translated(fields: &mut Object, budget: &Budget) {
     if let Some(Value::String(pattern)) = fields.get("pattern") {
-        let known = KNOWN.iter().find(|(own, _)| own == pattern).map(|(_, same)| *same);
-        let (pattern, ahead) = apart(known.unwrap_or(pattern));
-        let pattern = rust(&pattern);
-        fields.insert("pattern".to_string(), pattern.into());
-        for more in ahead {
-            also(fields, json!({ "pattern": rust(&more) }));
-        }
+        let mut all = plain(pattern, budget).into_iter();
+        fields.insert("pattern".to_string(), all.next().unwrap_or_default().into());
+        all.for_each(|more| also(fields, json!({ "pattern": more })));
     }
     if let Some(Value::Object(named)) = fields.get_mut("patternProperties") {
-        *named =
-            std::mem::take(named).into_iter().map(|(name, part)| (rust(&name), part)).collect();
+        *named = std::mem::take(named)
+            .into_iter()
+            .map(|(name, part)| (single(&name, budget), part))
+            .collect();
     }
 }
 
-/// A pattern without the look ahead that it begins with, and patterns that say the same as that: of
-/// another pattern, of a text that must not come, and of a text that must not be blank.
-fn apart(pattern: &str) -> (String, Vec<String>) {
-    let (mut rest, mut ahead) = (pattern.to_string(), Vec::new());
+/// Writes the patterns of properties that may meet as ones that do not, each with the schemas of all
+/// that it was a part of. llguidance takes no others.
+pub(super) fn apart(fields: &mut Object, budget: &Budget) {
+    let Some(Value::Object(named)) = fields.get("patternProperties") else { return };
+    if !(2..=MOST_NAMED).contains(&named.len()) {
+        return;
+    }
+    let automata: Option<Vec<_>> =
+        named.iter().map(|(name, part)| Some((automaton(name, budget)?, part))).collect();
+    if let Some(regions) = automata.and_then(|automata| regions(&automata, budget)) {
+        fields.insert("patternProperties".to_string(), Value::Object(regions));
+    }
+}
+
+fn regions(automata: &[(Automaton, &Value)], budget: &Budget) -> Option<Object> {
+    let mut regions: Vec<(Automaton, Vec<Value>)> = Vec::new();
+    let mut meet = false;
+    for (names, part) in automata {
+        let others = names.clone().complement();
+        let mut own = names.clone();
+        let mut finer = Vec::new();
+        for (region, parts) in regions {
+            let both = region.and(names, budget)?;
+            if both.is_empty() {
+                finer.push((region, parts));
+                continue;
+            }
+            meet = true;
+            own = own.and(&region.clone().complement(), budget)?;
+            finer.push((region.and(&others, budget)?, parts.clone()));
+            finer.push((both, [parts, vec![(*part).clone()]].concat()));
+        }
+        finer.push((own, vec![(*part).clone()]));
+        finer.retain(|(region, _)| !region.is_empty());
+        regions = finer;
+        if regions.len() > MOST_REGIONS {
+            return None;
+        }
+    }
+    let written = |(region, mut parts): (Automaton, Vec<Value>)| {
+        let part = if parts.len() == 1 { parts.remove(0) } else { json!({ "allOf": parts }) };
+        Some((region.written(budget)?, part))
+    };
+    meet.then(|| regions.into_iter().map(written).collect())?
+}
+
+/// Has llguidance take all patterns of a schema and its parts for what they are.
+pub(super) fn quoted(schema: &mut Value) {
+    if let Value::Object(fields) = schema {
+        if let Some(Value::String(pattern)) = fields.get_mut("pattern") {
+            *pattern = quotable(pattern);
+        }
+        if let Some(Value::Object(named)) = fields.get_mut("patternProperties") {
+            *named = std::mem::take(named)
+                .into_iter()
+                .map(|(name, part)| (quotable(&name), part))
+                .collect();
+        }
+    }
+    for part in super::parts(schema) {
+        if let Some(part) = schema.pointer_mut(&part) {
+            quoted(part);
+        }
+    }
+}
+
+/// Patterns without looks in the other syntax, all of which a text must match; one that has no such
+/// form stays.
+pub(super) fn plain(pattern: &str, budget: &Budget) -> Vec<String> {
+    let pattern = rust(pattern);
     // The end of a text, as some write it.
-    if let Some(before) = rest.strip_suffix("(?![\\s\\S])") {
-        rest = format!("{before}$");
-    }
-    // Alternatives outside of groups begin anew.
-    if outer_choice(&rest) {
-        return (rest, ahead);
-    }
-    while let Some(inner) = rest.strip_prefix("^(?") {
-        let Some(close) = closing(inner) else { break };
-        let (looked, behind) = (&inner[..close], &inner[close + 1..]);
-        let more = match (looked.strip_prefix('='), looked.strip_prefix('!')) {
-            (Some(wanted), _) => format!("^(?:{})", wanted.strip_prefix('^').unwrap_or(wanted)),
-            (_, Some("\\s*$")) => "\\S".to_string(),
-            (_, Some(text)) => match unlike(text) {
-                Some(pattern) => pattern,
-                None => break,
-            },
-            _ => break,
-        };
-        ahead.push(more);
-        rest = format!("^{behind}");
-    }
-    (rest, ahead)
+    let pattern = match pattern.strip_suffix("(?![\\s\\S])") {
+        Some(before) => format!("{before}$"),
+        None => pattern,
+    };
+    without_looks(&pattern, Kind::Search, budget).unwrap_or(vec![pattern])
 }
 
-/// The texts that do not begin with this one, or are not it where it ends in `$`, if it is one
-/// without signs.
-fn unlike(text: &str) -> Option<String> {
-    let (text, whole) = match text.strip_suffix('$') {
-        Some(text) => (text, true),
-        None => (text.strip_suffix(".*").unwrap_or(text), false),
-    };
-    let plain = |c: char| c.is_ascii_alphanumeric() || " :/_-@#".contains(c);
-    if text.is_empty() || !text.chars().all(plain) {
-        return None;
+/// A pattern in Rust's syntax whose classes can be escaped as JSON escapes them. llguidance takes a
+/// class with all control characters for one that has quotes and backslashes as well, so that one
+/// without these loses the first of those.
+fn quotable(pattern: &str) -> String {
+    let mut out = String::new();
+    let mut rest = pattern;
+    while let Some(c) = rest.chars().next() {
+        let length = match c {
+            '[' => class_length(rest),
+            '\\' => escape_length(rest),
+            _ => None,
+        };
+        let length = length.unwrap_or(c.len_utf8());
+        let (part, more) = rest.split_at(length);
+        let own = llguidance::regex_to_lark(part, "dw");
+        let parsed = if part.len() > 1 { regex_syntax::parse(&own).ok() } else { None };
+        match parsed.as_ref().map(|parsed| parsed.kind()) {
+            Some(HirKind::Class(Class::Unicode(class))) if is_taken_for_all(class) => {
+                out.push_str(&format!("[{part}&&[^\\x00]]"));
+            }
+            _ => out.push_str(part),
+        }
+        rest = more;
     }
-    let last = |inner: Option<String>, c: char| {
-        let more = inner.map_or(String::new(), |inner| format!("|{}({inner})", escaped(c)));
-        Some(format!("$|[^{}]{more}", escaped(c)))
-    };
-    let behind = whole.then(|| "[\\s\\S]".to_string());
-    text.chars().rev().fold(behind, last).map(|pattern| format!("^({pattern})"))
+    out
+}
+
+fn is_taken_for_all(class: &ClassUnicode) -> bool {
+    let has =
+        |c: char| class.ranges().iter().any(|range| (range.start()..=range.end()).contains(&c));
+    let controls = ('\0'..' ').filter(|c| *c != '\n').all(has);
+    controls && !(has('"') && has('\\'))
+}
+
+/// The same as one pattern.
+fn single(pattern: &str, budget: &Budget) -> String {
+    let mut all = plain(pattern, budget);
+    if all.len() == 1 {
+        return all.remove(0);
+    }
+    let whole = automaton(pattern, budget).and_then(|texts| texts.written(budget));
+    whole.unwrap_or_else(|| rust(pattern))
+}
+
+/// The texts that match a pattern.
+pub(super) fn automaton(pattern: &str, budget: &Budget) -> Option<Automaton> {
+    Automaton::of(&rust(pattern), budget)
 }
 
 fn escaped(c: char) -> String {
     if "\\^$.|?*+()[]{}-&~#/".contains(c) { format!("\\{c}") } else { c.to_string() }
-}
-
-/// Where the group ends that a text is the inside of.
-fn closing(text: &str) -> Option<usize> {
-    let (mut depth, mut escape, mut class) = (0, false, false);
-    for (at, c) in text.char_indices() {
-        match c {
-            _ if escape => escape = false,
-            '\\' => escape = true,
-            ']' if class => class = false,
-            _ if class => {}
-            '[' => class = true,
-            '(' => depth += 1,
-            ')' if depth == 0 => return Some(at),
-            ')' => depth -= 1,
-            _ => {}
-        }
-    }
-    None
-}
-
-/// Whether a pattern has alternatives outside of groups.
-fn outer_choice(pattern: &str) -> bool {
-    let (mut depth, mut escape, mut class) = (0, false, false);
-    for c in pattern.chars() {
-        match c {
-            _ if escape => escape = false,
-            '\\' => escape = true,
-            ']' if class => class = false,
-            _ if class => {}
-            '[' => class = true,
-            '(' => depth += 1,
-            ')' => depth -= 1,
-            '|' if depth == 0 => return true,
-            _ => {}
-        }
-    }
-    false
 }
 
 /// A pattern in Rust's syntax.
@@ -232,7 +269,7 @@ fn atom(text: &str) -> Option<(Atom, usize)> {
             let length = text.find('}')? + 1;
             (Atom::Set(text[..length].to_string()), length)
         }
-        'u' if text[2..].starts_with('{') => {
+        'u' | 'x' if text[2..].starts_with('{') => {
             let length = text.find('}')? + 1;
             (Atom::One(text[..length].to_string()), length)
         }
@@ -261,19 +298,25 @@ mod tests {
             ("[\\u0020-\\uD7FF\\uD800\\uDBFF-\\uDC00\\uDFFF\\t]", "[\\u0020-\\uD7FF\\t]"),
             ("[^]", "[\\s\\S]"),
             ("[^\\]\"]", "[^\\]\"]"),
+            ("[^\\x{2d}a-\\x{7f}]\\x{2d}", "[^\\x{2d}a-\\x{7f}]\\x{2d}"),
         ] {
             assert_eq!(rust(script), expected, "{script}");
         }
-        for (script, rest, ahead) in [
-            ("^(?=.{2,9}$)[a-z]+$", "^[a-z]+$", vec!["^(?:.{2,9}$)"]),
-            ("^(?!\\s*$).+", "^.+", vec!["\\S"]),
-            ("^(?!ab)x(?![\\s\\S])", "^x$", vec!["^($|[^a]|a($|[^b]))"]),
-            ("^(?!ab$)[a-z]+$", "^[a-z]+$", vec!["^($|[^a]|a($|[^b]|b([\\s\\S])))"]),
-            ("^(?!a)b|c", "^(?!a)b|c", vec![]),
-            ("^(?!.*x)b", "^(?!.*x)b", vec![]),
+        for (pattern, expected) in [
+            ("^[^\\\\]*\\S\\D.$", "^[[^\\\\]&&[^\\x00]]*\\S\\D.$"),
+            ("[^\"a][a-z][\\s\\S]\\P{P}", "[[^\"a]&&[^\\x00]][a-z][\\s\\S][\\P{P}&&[^\\x00]]"),
         ] {
-            let ahead = ahead.into_iter().map(str::to_string).collect();
-            assert_eq!(apart(script), (rest.to_string(), ahead), "{script}");
+            assert_eq!(quotable(pattern), expected, "{pattern}");
+            assert_eq!(quotable(expected), expected, "{pattern}");
+        }
+        let budget = Budget::new();
+        for (script, expected) in [
+            ("^(?=.{2,9}$)[a-z]+$", &["^(?:.{2,9}$)", "^[a-z]+$"][..]),
+            ("^(?=.*[A-Z])(?=.*\\d).{8,}$", &["^(?:.*[A-Z])", "^(?:.*\\d)", "^.{8,}$"]),
+            ("^x(?![\\s\\S])", &["^x$"]),
+            ("^(?!ab)x", &["^(?:(?:a|(?:[^a]|a[^b])[\\s\\S]*)?)$", "^x"]),
+        ] {
+            assert_eq!(plain(script, &budget), expected, "{script}");
         }
     }
 }

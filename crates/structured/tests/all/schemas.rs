@@ -66,6 +66,8 @@ fn expressions_and_grammars_take_what_they_describe() {
     let list = "start: \"<\" item (\",\" item)* \">\"\nitem: /[a-z]+/ | start\n";
     let cases = [
         (Grammar::Regex("[a-c]{2,4}(-\\d+)?/".to_string()), "abc-12/", "abd-12/"),
+        (Grammar::Regex(r"(?=.*[A-Z])(?=.*\d)(?!.*/).{4,}".to_string()), "a-B3", "a/B3"),
+        (Grammar::Regex(r"^((?!--)[a-zé-])+(?<!-)$".to_string()), "a-é", "a--b"),
         (Grammar::of_text(sum), "1 + (22 + 3)", "1 + (22 + 3"),
         (Grammar::of_text(list), "<a,<bc>,d>", "<a,,d>"),
         (Grammar::of_text("root ::= \"é\" [^a-y]? .\n"), "éz\n", "éa\n"),
@@ -354,6 +356,96 @@ fn keywords_are_put_into_others() {
             vec!["\"aw:\"", "\"x[<\""],
             vec!["\"aws:", "\"A"],
         ),
+        (
+            json!({ "type": "string", "pattern": r"^(?=.*[A-Z])(?=.*\d)(?=.*[@$!%*?&])[A-Za-z\d@$!%*?&]{8,}$" }),
+            vec!["\"Passw0rd!\"", "\"!!!!!!A1\""],
+            vec!["\"Passw0\"", "\"Password!\"", "\"passw0rd!\""],
+        ),
+        (
+            json!({ "type": "string", "pattern": r"^(?!.*\b(foo|bar)\b)[a-z ]+$" }),
+            vec!["\"a foobar\"", "\"food\""],
+            vec!["\"a foo\"", "\"bar\"", "\"foo bar\""],
+        ),
+        (
+            json!({ "type": "object", "additionalProperties": false, "properties": { "a": { "type": "string", "pattern": "^[^\"]*$" } },
+                "patternProperties": { "^[^\\\\a]+$": { "type": "string", "pattern": "^[^\\\\]*$" } } }),
+            vec![r#"{"a": "x\\y", "c\"": "\"\t"}"#],
+            vec![r#"{"a": "x\"y"}"#, r#"{"c": "\\"}"#, r#"{"d\\": "x"}"#],
+        ),
+        (
+            // In the midst of a pattern, and behind what was matched.
+            json!({ "type": "string", "pattern": r"^((?!--)[a-z-])+(?<!-)$" }),
+            vec!["\"a-b\"", "\"-a\""],
+            vec!["\"a--b\"", "\"a-\""],
+        ),
+        (
+            json!({ "type": "string", "not": { "anyOf": [{ "pattern": "^_" }, { "const": "x" }, { "minLength": 5 }] } }),
+            vec!["\"a_\"", "\"xx\"", "\"\""],
+            vec!["\"_a\"", "\"x\"", "\"abcde\""],
+        ),
+        (
+            json!({ "allOf": [{ "pattern": "a" }, { "pattern": "b$" }, { "not": { "pattern": "^c" } }], "type": "string" }),
+            vec!["\"ab\"", "\"bab\""],
+            vec!["\"ba\"", "\"cab\"", "\"b\""],
+        ),
+        (
+            json!({ "type": "object", "patternProperties": { "^(?!x_)[a-z_]+$": { "type": "null" } }, "additionalProperties": false }),
+            vec![r#"{"a": null}"#, r#"{"xx_": null}"#],
+            vec![r#"{"x_": null}"#, r#"{"A": null}"#],
+        ),
+        (
+            json!({ "type": "object", "additionalProperties": false, "patternProperties": {
+                "a": { "type": "integer" }, "b": { "minimum": 5 }, "^x": { "type": "null" } } }),
+            vec![r#"{"a": 1, "ab": 5, "x": null}"#, r#"{"b": "c"}"#],
+            vec![r#"{"ab": 4}"#, r#"{"a": "c"}"#, r#"{"xa": 1}"#, r#"{"c": 1}"#],
+        ),
+        (
+            json!({ "type": "object", "propertyNames": { "pattern": "^[a-z]", "maxLength": 3, "not": { "enum": ["id"] } },
+                "properties": { "abc": { "type": "null" }, "id": { "type": "null" } }, "additionalProperties": { "type": "integer" } }),
+            vec![r#"{"abc": null, "x": 1}"#, r#"{"i": 1, "idx": 2}"#],
+            vec![r#"{"id": null}"#, r#"{"id": 1}"#, r#"{"abcd": 1}"#, r#"{"9": 1}"#],
+        ),
+        (
+            json!({ "type": "array", "contains": { "pattern": "^a" }, "items": { "type": "string" }, "maxContains": 1 }),
+            vec![r#"["a", "b", "c"]"#],
+            vec![r#"["a", "ab"]"#, r#"["b"]"#],
+        ),
+        (
+            json!({ "oneOf": [{ "type": "string", "pattern": "a" }, { "type": "string", "pattern": "b" }] }),
+            vec!["\"a\"", "\"cb\""],
+            vec!["\"ab\"", "\"c\""],
+        ),
+        (
+            // There are two, or three, and no more.
+            json!({ "type": "array", "uniqueItems": true, "items": { "type": "string", "pattern": "^(ab|cd)$" } }),
+            vec![r#"["ab", "cd"]"#, r#"["cd"]"#, "[]"],
+            vec![r#"["ab", "ab"]"#, r#"["ab", "cd", "ab"]"#],
+        ),
+        (
+            json!({ "type": "array", "uniqueItems": true, "minItems": 3, "items": {
+                "anyOf": [{ "enum": ["a", "b"] }, { "pattern": "^[bc]$", "type": "string" }] } }),
+            vec![r#"["a", "b", "c"]"#, r#"["c", "a", "b"]"#],
+            vec![r#"["a", "b"]"#, r#"["a", "b", "b"]"#],
+        ),
+        (
+            json!({ "type": "array", "uniqueItems": true, "minItems": 2,
+                "prefixItems": [{ "enum": ["a", "b"] }, { "type": "string", "pattern": "^a$" }] }),
+            vec![r#"["b", "a"]"#],
+            vec![r#"["a", "a"]"#, r#"["b"]"#],
+        ),
+        (
+            // The third may be there already.
+            json!({ "type": "array", "uniqueItems": true,
+                "prefixItems": [{ "type": "string" }, { "type": "string" }, { "pattern": "^[ab]$", "type": "string" }] }),
+            vec![r#"["b", "a"]"#],
+            vec![r#"["a", "a"]"#, r#"["a", "b", "a"]"#],
+        ),
+        (
+            json!({ "type": ["array", "null"], "uniqueItems": true, "minItems": 5, "items": {
+                "type": "string", "pattern": "^[01]{2}$" } }),
+            vec!["null"],
+            vec!["[]", r#"["00", "01", "10", "11", "00"]"#],
+        ),
         (json!({ "type": "string", "format": "json-pointer" }), vec!["\"/a/~0\""], vec!["\"a"]),
         (
             // Formats of pydantic and OpenAPI.
@@ -387,10 +479,21 @@ fn keywords_are_put_into_others() {
     }
     // What cannot be said otherwise is refused by its name, and what is not there by its own.
     for (schema, name) in [
-        (json!({ "not": { "pattern": "a" } }), "not"),
+        (json!({ "not": { "format": "uri" } }), "not"),
         (
-            json!({ "type": "array", "contains": { "pattern": "a" }, "maxContains": 1 }),
+            json!({ "type": "array", "contains": { "format": "uri" }, "maxContains": 1 }),
             "maxContains",
+        ),
+        (json!({ "type": "string", "pattern": "^(a)\\1$" }), "backreferences are not supported"),
+        (
+            json!({ "type": "array", "uniqueItems": true, "minItems": 2,
+                "prefixItems": [{ "type": "string" }, { "const": "a" }] }),
+            "uniqueItems",
+        ),
+        (
+            json!({ "type": "array", "uniqueItems": true, "minItems": 2,
+                "items": { "enum": [1, 2, 3], "if": { "minimum": 2 }, "then": false, "format": "x" } }),
+            "uniqueItems",
         ),
         (json!({ "$ref": "other.json" }), "other.json"),
         (json!({ "$ref": "#nowhere" }), "#nowhere"),
@@ -509,7 +612,7 @@ fn reasons_are_told_in_plain_words() {
     let many: serde_json::Map<String, Value> =
         (0..3100).map(|i| (format!("k{i}"), json!(true))).collect();
     let many = json!({ "type": "object", "properties": many, "additionalProperties": false });
-    let alike = json!({ "oneOf": [{ "type": "string", "pattern": "a" }, { "type": "string", "pattern": "b" }] });
+    let alike = json!({ "oneOf": [{ "type": "string", "format": "uri" }, { "type": "string", "format": "email" }] });
     for (schema, expected) in [
         (json!({ "$ref": "#" }), "nothing but itself"),
         (many, "at most 3000 properties of one object"),
@@ -541,8 +644,14 @@ fn different_items_lead_nowhere_too_late() {
     for items in [
         json!({ "type": "integer", "minimum": 0, "maximum": 9 }),
         json!({ "type": "string", "pattern": "^[a-e]$" }),
+        json!({ "type": "string", "pattern": "^(yes|yeah|yep|no|nope)$" }),
+        json!({ "type": "integer", "minimum": 7, "maximum": 14 }),
+        json!({ "type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.25 }),
+        json!({ "type": "object", "properties": { "one": { "type": "boolean" }, "two": { "const": "longer" } },
+            "required": ["one"], "additionalProperties": false }),
+        json!({ "type": "array", "items": { "type": "boolean" }, "maxItems": 2 }),
     ] {
-        let schema = json!({ "type": "array", "uniqueItems": true, "items": items, "maxItems": 4 });
+        let schema = json!({ "type": "array", "uniqueItems": true, "items": items, "minItems": 4 });
         let source = grammars.compile(&Grammar::Schema(schema), Opening::Answer).unwrap();
         for seed in 0..12 {
             let (text, whole) = write(&own, &source, seed);
