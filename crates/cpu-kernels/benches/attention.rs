@@ -20,7 +20,7 @@ use std::time::Instant;
 
 const SHAPE: AttentionShape = AttentionShape {
     heads: 16,
-    kv_heads: 8,
+    groups: 8,
     head_dim: 128,
     scale: 0.088_388_35,
     softcap: None,
@@ -48,7 +48,7 @@ fn main() {
 }
 
 fn decode(isa: Isa, team: &Team, depth: usize) {
-    let bytes = 2 * depth * SHAPE.kv_heads * SHAPE.head_dim * 2;
+    let bytes = 2 * depth * SHAPE.groups * SHAPE.head_dim * 2;
     let layers = (512 << 20) / bytes;
     let caches = filled(isa, depth, layers);
     let (median, best) = measure(&caches, isa, team, depth - 1, 1, false);
@@ -80,16 +80,16 @@ fn filled(isa: Isa, tokens: usize, layers: usize) -> Vec<LayerCache> {
         element: CacheType::F16,
         blocks,
         block_tokens: BLOCK,
-        kv_heads: SHAPE.kv_heads,
+        kv_heads: SHAPE.groups,
         head_dim: SHAPE.head_dim,
     };
     let caches = LayerCache::pool(geometry, layers).expect("a cache");
-    let width = SHAPE.kv_heads * SHAPE.head_dim;
+    let width = SHAPE.groups * SHAPE.head_dim;
     let rows = noise(tokens * width);
     let table: Vec<u32> = (0..blocks as u32).collect();
     for cache in &caches {
         // SAFETY: one thread, nobody else.
-        unsafe { cache.write(isa, &table, 0, &rows, &rows, width, 0..tokens, 0..SHAPE.kv_heads) };
+        unsafe { cache.write(isa, &table, 0, &rows, &rows, width, 0..tokens, 0..SHAPE.groups) };
     }
     caches
 }

@@ -139,9 +139,9 @@ impl AttentionShape {
     pub fn split(self, workers: usize, sequences: &[QuerySequence<'_>]) -> AttentionShape {
         let pieces: usize = sequences.iter().map(|each| pieces(&self, each)).sum();
         let suits = |parts: &usize| self.group().is_multiple_of(*parts);
-        let parts = (1..=self.group() / 4).filter(suits);
+        let mut parts = (1..=self.group() / 4).filter(suits);
         let enough = |parts: &usize| pieces * self.groups * parts >= 2 * workers;
-        let parts = parts.clone().find(enough).or(parts.last()).unwrap_or(1);
+        let parts = parts.clone().find(enough).or_else(|| parts.next_back()).unwrap_or(1);
         AttentionShape { groups: self.groups * parts, ..self }
     }
 

@@ -127,7 +127,7 @@ fn latents_are_cached_once_for_all_heads() {
         let (latents, heads) = (planned("cpu", none()), planned("cpu", room));
         println!("{case}: {latents} bytes for {heads}");
         assert!(latents < heads, "{case}: {latents} of {heads}");
-        assert!(planned("sim", none()) >= heads, "{case}");
+        assert!(planned("sim", none()) > 2 * latents, "{case}");
     }
 }
 
