@@ -44,7 +44,7 @@ pub fn runs(examples: &[Example], order: &[usize], budget: usize) -> Result<Vec<
 }
 
 /// The examples of these numbers behind each other; of pairs the chosen one, then the rejected one;
-/// behind each judged one its prompt with the answer of another one, as [`mismatched`] gives it.
+/// behind each judged one its prompt with the answer of another one, as `mismatched` gives it.
 pub fn batch(examples: &[Example], numbers: &[usize]) -> Batch {
     let mut batch = Batch::default();
     let each: Vec<&Example> = numbers.iter().map(|i| &examples[*i]).collect();
