@@ -19,7 +19,7 @@ struct Part<'a> {
     places: Places<'a>,
     site: &'a Site,
     delta: &'a Delta,
-    /// What is added to the tensor, a bias of the site's; none where it is the site's matrix.
+    /// The change of a tensor that is the site's bias; none where it is the site's matrix.
     bias: Option<Vec<f32>>,
 }
 
@@ -70,7 +70,7 @@ struct Untied<'a> {
     table: &'a str,
     /// The name of the head's.
     name: String,
-    /// What changes of the head; none if the table alone changes.
+    /// The head's change; none if the table alone changes.
     part: Option<Part<'a>>,
 }
 
@@ -214,7 +214,7 @@ fn untie(folder: &Path, untied: &Untied<'_>) -> Result<()> {
         std::fs::write(&file, text).map_err(|e| Error::io(file.display(), e))
     };
     change("config.json", &|config| {
-        // What configures a decoder beside towers lies within.
+        // A decoder beside towers has its settings in an object of their own.
         if let Some(Value::Object(text)) = config.get_mut("text_config") {
             text.insert(KEY.to_owned(), false.into());
         }
@@ -243,7 +243,7 @@ fn is_turned(one: &Delta, other: &Delta) -> bool {
     alike && one.gain.is_none() && other.gain.is_none() && (same(one, other) || same(other, one))
 }
 
-/// What changes of a site's bias, besides what DoRA takes back of it.
+/// The change of a site's bias, besides what DoRA takes back of it.
 fn bias_change(base: &Base<'_>, site: &Site, delta: &Delta) -> Result<Option<Vec<f32>>> {
     let Some(gain) = &delta.gain else { return Ok(None) };
     let bias = match site.bias {

@@ -102,7 +102,7 @@ struct Change {
     gathers: bool,
     /// DoRA's magnitudes.
     magnitude: Option<String>,
-    /// What is added to the product of both, before the factor on it.
+    /// A bias on the product of both, before the factor on it.
     bias: Option<String>,
     /// The factor on the product of both.
     scale: f64,

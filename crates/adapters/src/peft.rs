@@ -198,7 +198,7 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
         let expected = format!("modules that {WEIGHTS} has");
         return Err(settings.wrong("modules_to_save", expected, format!("none for {missing}")));
     }
-    // Of a table and a head that are both there, neither stands for the other.
+    // A table does not stand for a head that is there, too, nor a head for a table.
     let heads = adapter.renewed.iter().any(|own| !own.bias && own.module.ends_with("lm_head"));
     adapter.renewed.iter_mut().for_each(|own| own.ties &= !heads);
     if adapter.changes.is_empty() && !adapter.renewed.iter().any(|own| own.trained) {

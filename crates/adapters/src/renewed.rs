@@ -187,7 +187,7 @@ impl File {
         adapter: &mut AdapterFactors,
     ) -> Result<()> {
         let targets = self.biased(base, sites, &own.module)?;
-        // What is no product's, such as a norm's, must be the base's.
+        // A bias that no product has, such as a norm's, must be the base's.
         if targets.is_empty() {
             let canonicals = base.config.architecture.canonicals(&own.module, false);
             return self.check_copy(base, None, &canonicals, own);

@@ -84,6 +84,7 @@ pub(crate) fn flag(setting: Setting) -> &'static str {
         Setting::AllowNan => "--allow-nan",
         Setting::IgnoreKey => "--ignore-key",
         Setting::AnyBase => "--any-base",
+        Setting::Kto => "--kto",
     }
 }
 

@@ -75,15 +75,35 @@ impl Prepared {
             let error = Error::new(tensors.path().display(), expected, "another");
             return Err(error.hint("unload it, and load what is there now"));
         }
-        let kept = || {
-            let part = beside.as_ref()?;
-            Some((part.home.device()?, part.places.clone()))
+        let kept = beside.as_ref().and_then(|part| {
+            let device = part.home.device()?;
+            Some((device, part.places.clone()))
+        });
+        let read = |context: Option<usize>| -> Result<(Read, Opened, Option<Program>)> {
+            let Read { config, traces, inputs, program } =
+                record(&tensors, options, context, None)?;
+            let (adapters, program) = Opened::open(&options.adapters, &config, program, &tensors)?;
+            // Adapters change the matrices that make each head's keys and values, and importance
+            // is of those, too.
+            let traced = options.trace == Trace::Inputs;
+            let suits = config.latents && adapters.seats.count == 0 && !traced;
+            let latents = || record(&tensors, options, context, Some(device::LONGEST_HEAD));
+            let latents = suits.then(latents).transpose()?.map(|read| read.program);
+            Ok((Read { config, traces, inputs, program }, adapters, latents))
         };
-        let Read { mut config, traces, inputs, mut program } =
-            record(&tensors, options, options.context, None)?;
-        let opened = Opened::open(&options.adapters, &config, program, &tensors)?;
-        let mut adapters = opened.0;
-        program = opened.1;
+        let placed = |(read, adapters, latents): &(Read, Opened, Option<Program>), options| {
+            let recorded = Recorded {
+                tensors: &tensors,
+                program: &read.program,
+                latents: latents.as_ref(),
+                trained: read.config.context,
+                seats: adapters.seats,
+                kept: kept.clone(),
+            };
+            choose(&recorded, options)
+        };
+        let mut model = read(options.context)?;
+        let program = &model.0.program;
         if options.context == Some(0) || options.chunk == Some(0) {
             return Err(Error::new("context", "at least one token", 0));
         }
@@ -96,44 +116,16 @@ impl Prepared {
             let found = format!("{positions} learned positions");
             return Err(Error::new("rotation", "a model with positions without end", found));
         }
-        let (trained, seats, kept) = (config.context, adapters.seats, kept());
-        let kept_for_it = kept.clone();
-        // Adapters change the matrices that make each head's keys and values, and importance is of
-        // those, too.
-        let suits = config.latents && seats.count == 0 && options.trace != Trace::Inputs;
-        let latents = |context: Option<usize>| {
-            let read = || record(&tensors, options, context, Some(device::LONGEST_HEAD));
-            suits.then(read).transpose().map(|read| read.map(|read| read.program))
-        };
-        let cached = latents(options.context)?;
-        let recorded = Recorded {
-            tensors: &tensors,
-            program: &program,
-            latents: cached.as_ref(),
-            trained,
-            seats,
-            kept,
-        };
-        let mut chosen = choose(&recorded, options)?;
+        let mut chosen = placed(&model, options)?;
+        let config = &model.0.config;
         if config.rope_by_context && chosen.context != options.context.unwrap_or(config.context) {
             // Memory is short: the rotation follows the shorter context, and nothing else does.
             let context = Some(chosen.context);
-            Read { config, program, .. } = record(&tensors, options, context, None)?;
-            (adapters, program) = Opened::open(&options.adapters, &config, program, &tensors)?;
-            let (trained, seats) = (config.context, adapters.seats);
-            let kept = kept_for_it;
-            let cached = latents(context)?;
-            let recorded = Recorded {
-                tensors: &tensors,
-                program: &program,
-                latents: cached.as_ref(),
-                trained,
-                seats,
-                kept,
-            };
-            chosen = choose(&recorded, &LoadOptions { context, ..options.clone() })?;
+            model = read(context)?;
+            chosen = placed(&model, &LoadOptions { context, ..options.clone() })?;
             chosen.options.context = options.context;
         }
+        let (Read { config, traces, inputs, .. }, adapters, _) = model;
         Ok(Prepared { beside, start, tensors, traces, inputs, config, chosen, adapters })
     }
 

@@ -50,6 +50,8 @@ pub enum Setting {
     IgnoreKey,
     /// Loading an adapter that was made for another model.
     AnyBase,
+    /// Learning from answers that labels judge.
+    Kto,
 }
 
 impl Setting {
@@ -67,6 +69,7 @@ impl Setting {
         Setting::AllowNan,
         Setting::IgnoreKey,
         Setting::AnyBase,
+        Setting::Kto,
     ];
 
     /// Its name in words, for faces that have no spelling of their own.
@@ -84,6 +87,7 @@ impl Setting {
             Setting::AllowNan => "permission for NaN",
             Setting::IgnoreKey => "ignored key",
             Setting::AnyBase => "permission for adapters of other models",
+            Setting::Kto => "KTO",
         }
     }
 }

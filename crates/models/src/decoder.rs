@@ -16,10 +16,11 @@ pub(crate) type Layer = Box<dyn Fn(&Tensor) -> Tensor>;
 /// Makes block `i`'s feed-forward of the weights below `blocks.{i}.mlp`.
 pub(crate) type FeedForward = Box<dyn Fn(&Builder<'_>, &Config, usize) -> Result<Layer>>;
 
-/// What a block adds behind its sublayers, of its own input and of what they leave.
+/// A sublayer behind a block's others: it reads the block's own input and what they leave, and its
+/// result is added.
 pub(crate) type Behind = Box<dyn Fn(&Tensor, &Tensor) -> Tensor>;
 
-/// Makes what block `i` adds so.
+/// Makes block `i`'s sublayer behind the others.
 pub(crate) type MakeBehind = Box<dyn Fn(&Builder<'_>, &Config, usize) -> Result<Behind>>;
 
 /// Makes what block `i` has in the place of attention, if it has.
@@ -66,7 +67,7 @@ pub(crate) struct Parts {
     pub(crate) feed_forward: FeedForward,
     /// Which sublayers each block has, where they follow each other in turn.
     pub(crate) holds: Holds,
-    /// What each block adds behind its sublayers, if anything.
+    /// A sublayer behind the others of each block, if there is one.
     pub(crate) behind: Option<MakeBehind>,
     /// The number of blocks in a round, where all are passed several times: the last norm is behind
     /// each round.
@@ -297,7 +298,7 @@ impl Block {
         self.behind.as_ref().map_or_else(|| y.clone(), |behind| y.add(&behind(x, &y)))
     }
 
-    /// The same without what the block adds behind them.
+    /// The residual stream behind all sublayers but that one.
     fn sublayers(&self, x: &Tensor, share: f32) -> Tensor {
         let with =
             |layer: &Sublayer, x: &Tensor| x.add(&scaled(layer.result(&layer.normed(x)), share));

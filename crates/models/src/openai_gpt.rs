@@ -36,7 +36,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 /// Names of its own for sizes.
-const OWN: &[(&str, &str)] = &[
+pub(crate) const OWN: &[(&str, &str)] = &[
     ("hidden_size", "n_embd"),
     ("num_hidden_layers", "n_layer"),
     ("num_attention_heads", "n_head"),

@@ -7,7 +7,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::unsaid::Unsaid;
-use crate::{Architecture, Opened, alibi, decoder, phi3};
+use crate::{Architecture, Opened, alibi, decoder, openai_gpt, phi3};
 use formats::{ErrorKind, Result};
 use nn::{AttentionOptions, Bias, Builder, Stored, Weights};
 
@@ -41,18 +41,11 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
-/// Names of its own for sizes.
-const OWN: &[(&str, &str)] = &[
-    ("hidden_size", "n_embd"),
-    ("num_hidden_layers", "n_layer"),
-    ("num_attention_heads", "n_head"),
-    ("max_position_embeddings", "n_positions"),
-];
 /// Feed-forwards are as wide as a multiple of this.
 const STEP: usize = 256;
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_names(OWN);
+    let files = &files.with_names(openai_gpt::OWN);
     let keys = &files.keys;
     let gguf = keys.dialect() == Dialect::Gguf;
     let eps = match gguf {

@@ -189,8 +189,9 @@ impl LatentAttention {
         let cut = |x: &Tensor, heads, start, count, width| {
             x.apply(Op::from(Splice { heads, start, count, shared: false, width }), &[], vec![])
         };
-        let joined = |x: &Tensor, other: &Tensor, shared| {
-            let splice = Splice { heads, start: 0, count: plain, shared, width };
+        // The first elements of each head, and what is behind them: a head's own, or one for all.
+        let joined = |x: &Tensor, other: &Tensor, (heads, count), shared| {
+            let splice = Splice { heads, start: 0, count, shared, width };
             x.apply(Op::from(splice), &[other], vec![])
         };
         let turn = |x: Tensor| match &self.rope {
@@ -204,20 +205,15 @@ impl LatentAttention {
                 (b.forward(&row), choose(&row))
             }
         };
-        // A latent, or a query among them, and what turns behind it.
-        let beside = |x: &Tensor, other: &Tensor, heads| {
-            let splice = Splice { heads, start: 0, count: rank, shared: false, width };
-            x.apply(Op::from(splice), &[other], vec![])
-        };
         let turned_query = || turn(cut(&q, heads, plain, turned, turned));
         // All of a query as it is, where none of it turns.
         let splits = self.rope.is_some() || width != plain + turned;
         let q = match &self.kv {
             KeysValues::Shared(embed, _) => {
                 let among = embed.forward(&cut(&q, heads, 0, plain, plain));
-                beside(&among, &turned_query(), heads)
+                joined(&among, &turned_query(), (heads, rank), false)
             }
-            _ if splits => joined(&q, &turned_query(), false),
+            _ if splits => joined(&q, &turned_query(), (heads, plain), false),
             _ => q,
         };
         let q = match self.stretch {
@@ -230,14 +226,14 @@ impl LatentAttention {
         let (k, v) = match &self.kv {
             KeysValues::Together(both) => {
                 let both = both.forward(&latent);
-                (joined(&both, &key, true), cut(&both, heads, plain, value, width))
+                (joined(&both, &key, (heads, plain), true), cut(&both, heads, plain, value, width))
             }
             KeysValues::Apart(k, v) => {
                 let (k, v) = (k.forward(&latent), v.forward(&latent));
-                (joined(&k, &key, true), cut(&v, heads, 0, value, width))
+                (joined(&k, &key, (heads, plain), true), cut(&v, heads, 0, value, width))
             }
             KeysValues::Shared(..) => {
-                let row = beside(&latent, &key, 1);
+                let row = joined(&latent, &key, (1, rank), false);
                 (row.clone(), row)
             }
         };

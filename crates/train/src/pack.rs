@@ -50,12 +50,9 @@ pub fn batch(examples: &[Example], numbers: &[usize]) -> Batch {
     let each: Vec<&Example> = numbers.iter().map(|i| &examples[*i]).collect();
     batch.desired = each.iter().filter_map(|one| one.desired()).collect();
     let others = if batch.desired.is_empty() { Vec::new() } else { mismatched(&each) };
-    let with = |(i, one): (usize, &&'_ Example)| {
-        std::iter::once((*one).clone())
-            .chain(one.rejected.as_deref().cloned())
-            .chain(others.get(i).cloned())
-    };
-    for example in each.iter().enumerate().flat_map(with) {
+    let all = each.iter().enumerate();
+    let all = all.flat_map(|(i, one)| [Some(*one), one.rejected.as_deref(), others.get(i)]);
+    for example in all.flatten() {
         let start = batch.tokens.len();
         batch.tokens.extend(&example.tokens);
         batch.targets.extend(example.tokens.iter().skip(1));

@@ -334,7 +334,7 @@ fn labels_teach_which_answers_are_good() {
         losses.push(log);
     }
     assert_eq!(losses[0], losses[1]);
-    // Of answers that weigh nothing there is half of the loss, since nothing is gained yet.
+    // Half of the loss is left where answers of one kind weigh nothing: nothing is gained yet.
     for (flag, other) in [
         ("--desirable-weight", "--undesirable-weight"),
         ("--undesirable-weight", "--desirable-weight"),

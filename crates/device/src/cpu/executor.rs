@@ -51,8 +51,9 @@ pub(super) struct Loaded {
     /// The low-rank factors of each adapter seat, for every matrix of every site, none at a site
     /// that the adapter leaves; `None` for an empty seat.
     pub(super) seats: Vec<Option<Vec<Vec<Factors>>>>,
-    /// The greatest rank of an adapter, and that of tables that one has anew.
+    /// The greatest rank of an adapter's factors, tables that it has anew not counted.
     pub(super) seat_rank: usize,
+    /// The greatest rank of all, tables included.
     pub(super) rank: usize,
 }
 

@@ -7,6 +7,9 @@ use tile::dsl::*;
 
 use crate::sample::kernels::arith;
 use crate::sample::philox::philox;
+use crate::sweep::when;
+use crate::{Rows, Shape, arity};
+use formats::{Error, Result};
 
 /// Where an operation's random numbers come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,15 +45,35 @@ impl Draws {
     }
 }
 
-/// The random bits of [`COLUMNS`] columns of a row from `block * COLUMNS` on, on the device.
+/// The shapes of the operation `name`, which changes each token's row by its random numbers.
+///
+/// # Errors
+/// Operands other than rows of tokens.
+pub(crate) fn infer(name: &str, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+    arity(name, inputs, 1, weights, &[0])?;
+    if inputs[0].rows != Rows::Tokens {
+        return Err(Error::new(name, "a row for each token", format!("{:?}", inputs[0])));
+    }
+    Ok(vec![inputs[0]])
+}
+
+/// Calls `f` with the place of each element of a row of `width` and its 32 random bits, on the
+/// device, where a threadgroup shares a row. `number` is the row's in the run.
 #[track_caller]
-pub(crate) fn words(
-    block: Val<u32>,
-    number: Val<u32>,
+pub(crate) fn each_of_row(
+    [row, number, width]: [Val<u32>; 3],
     stream: Val<u32>,
     seed: [Val<u32>; 2],
-) -> [Val<u32>; COLUMNS] {
-    arith::philox([block, stream, number, 0u32.val()], seed)
+    f: impl Fn(Val<u32>, Val<u32>),
+) {
+    let blocks = (width + (COLUMNS as u32 - 1)) / COLUMNS as u32;
+    strided(blocks).each(|block| {
+        let words = arith::philox([block, stream, number, 0u32.val()], seed);
+        for (k, word) in (0u32..).zip(words) {
+            let column = block * COLUMNS as u32 + k;
+            when(Order::lt(column, width), || f(row * width + column, word));
+        }
+    });
 }
 
 #[cfg(test)]

@@ -6,14 +6,14 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
-use super::draws::{COLUMNS, Draws, words};
+use super::draws::{self, Draws, each_of_row};
 use super::{Forward, Reverse, Wrt, give, linear_in_x, one};
+use crate::Shape;
 use crate::linear::holds;
 use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
-use crate::sweep::{begin, when};
+use crate::sweep::begin;
 use crate::trial::{every_float, memory, near, random};
-use crate::{Rows, Shape, arity};
-use formats::{Error, Result};
+use formats::Result;
 
 /// `x[tokens, width] -> same`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -59,15 +59,7 @@ impl Operation for Dropout {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity(self.name(), inputs, 1, weights, &[0])?;
-        if inputs[0].rows != Rows::Tokens {
-            return Err(Error::new(
-                self.name(),
-                "a row for each token",
-                format!("{:?}", inputs[0]),
-            ));
-        }
-        Ok(vec![inputs[0]])
+        draws::infer(self.name(), inputs, weights)
     }
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
@@ -123,19 +115,10 @@ pub fn dropout(
     holds("y", dim("rows") * dim("width"));
     begin();
     let row = group_id();
-    let number = draws.get(row);
-    let blocks = (width + (COLUMNS as u32 - 1)) / COLUMNS as u32;
-    for block in strided(blocks) {
-        let bits = words(block, number, stream, [seed_low, seed_high]);
-        for (k, word) in (0u32..).zip(bits) {
-            let column = block * COLUMNS as u32 + k;
-            when(Order::lt(column, width), || {
-                let at = row * width + column;
-                let kept = x.get(at).f32() * factor;
-                y.set(at, select(Order::lt(word, threshold), 0.0, kept).cast());
-            });
-        }
-    }
+    each_of_row([row, draws.get(row), width], stream, [seed_low, seed_high], |at, word| {
+        let kept = x.get(at).f32() * factor;
+        y.set(at, select(Order::lt(word, threshold), 0.0, kept).cast());
+    });
 }
 
 /// The kernel, its cases and benchmarks.

@@ -3,7 +3,7 @@
 //! of whole conversations.
 
 use super::line::{kind, list, string};
-use formats::{Error, Result};
+use formats::{Error, Hint, Result, Setting};
 use serde_json::{Map, Value, json};
 
 /// Stanford Alpaca's prompts, which models without a chat template are taught by: with an input and
@@ -47,7 +47,8 @@ pub(super) fn settled(mut object: Map<String, Value>, chat: bool) -> Result<Map<
     }
     if let (Some(Value::Bool(_)), true) = (object.get("label"), object.contains_key("completion")) {
         let error = Error::new("label", "none beside a completion, which is learned", "a boolean");
-        let hint = "--kto learns by labels; without it keep the lines whose label is true";
+        let hint = Hint::setting(Setting::Kto)
+            .and(" learns by labels; without it keep the lines whose label is true");
         return Err(error.hint(hint));
     }
     renamed(&mut object)?;

@@ -219,7 +219,7 @@ impl Sites {
 pub(in crate::gpu) struct Room {
     /// Number of seats.
     pub(in crate::gpu) count: usize,
-    /// Rank that sites are padded to, but for those of tables that an adapter has anew.
+    /// The rank that sites are padded to, except tables that an adapter has anew.
     pub(in crate::gpu) rank: usize,
     /// The groups of sites.
     pub(in crate::gpu) groups: Vec<Group>,
