@@ -15,7 +15,8 @@ import numpy as np
 # architecture, layers, width, heads, kv heads, head size, feed-forward, vocabulary, rope base, tied, q/k norms; of hybrids,
 # three of four layers of which are gated delta nets: heads of keys and of values, their sizes, rows that a convolution mixes; of
 # mixtures, a dictionary: experts, how many a token goes through, and what gpt-oss has besides: biases, sinks, a window; of Gemma 3
-# one, too: norms behind attention and feed-forward, and the window of its local layers
+# one, too: norms behind attention and feed-forward, and the window of its local layers; of latents, the ranks of queries and of
+# keys and values, elements of a head that do not turn and that do, those of a value, and the width of the first layer's feed-forward
 SHAPES = {
     "llama-1b": ("llama", 16, 2048, 32, 8, 64, 8192, 128256, 5e5, True, False),
     "qwen3-0.6b": ("qwen3", 28, 1024, 16, 8, 128, 3072, 151936, 1e6, True, True),
@@ -24,6 +25,7 @@ SHAPES = {
     "gemma3-4b": ("gemma3", 34, 2560, 8, 4, 256, 10240, 262144, 1e6, True, True, {"behind": 1024}),
     "qwen3-30b-a3b": ("qwen3moe", 48, 2048, 32, 4, 128, 768, 151936, 1e6, False, True, {"experts": 128, "used": 8}),
     "gpt-oss-20b": ("gpt-oss", 24, 2880, 64, 8, 64, 2880, 201088, 1.5e5, False, False, {"experts": 32, "used": 4, "window": 128}),
+    "glm-4.7-flash": ("deepseek2", 47, 2048, 20, 1, 256, 1536, 154880, 1e6, False, False, {"experts": 64, "used": 4, "latents": (768, 512, 192, 64, 256, 10240)}),
 }
 # ggml's type number, elements and bytes of a block
 TYPES = {"f32": (0, 1, 4), "bf16": (30, 1, 2), "f16": (1, 1, 2), "q8_0": (8, 32, 34), "q4_0": (2, 32, 18), "q4_k": (12, 256, 144), "q6_k": (14, 256, 210), "mxfp4": (39, 32, 17)}
@@ -117,7 +119,8 @@ def main(shape, kind, out, *words):
         ]
         if "behind" in mix:
             tensors += [(b + n, (width,), "f32") for n in ("post_attention_norm.weight", "post_ffw_norm.weight")]
-        if "experts" in mix:
+        dense = "latents" in mix and i == 0
+        if "experts" in mix and not dense:
             count = mix["experts"]
             tensors += [
                 (b + "ffn_gate_inp.weight", (count, width), "f32"),
@@ -126,11 +129,32 @@ def main(shape, kind, out, *words):
                 (b + "ffn_down_exps.weight", (count, width, ff), experts),
             ]
         else:
+            inner = mix["latents"][-1] if dense else ff
             tensors += [
-                (b + "ffn_gate.weight", (ff, width), kind),
-                (b + "ffn_up.weight", (ff, width), kind),
-                (b + "ffn_down.weight", (width, ff), kind),
+                (b + "ffn_gate.weight", (inner, width), kind),
+                (b + "ffn_up.weight", (inner, width), kind),
+                (b + "ffn_down.weight", (width, inner), kind),
             ]
+        if "latents" in mix:
+            ranks, rank, plain, turned, value_size, _ = mix["latents"]
+            tensors += [
+                (b + "attn_q_a.weight", (ranks, width), kind),
+                (b + "attn_q_a_norm.weight", (ranks,), "f32"),
+                (b + "attn_q_b.weight", (heads * (plain + turned), ranks), kind),
+                (b + "attn_kv_a_mqa.weight", (rank + turned, width), kind),
+                (b + "attn_kv_a_norm.weight", (rank,), "f32"),
+                (b + "attn_k_b.weight", (heads, rank, plain), "q8_0" if kind == "q4_k" else kind),
+                (b + "attn_v_b.weight", (heads, value_size, rank), kind),
+                (b + "attn_output.weight", (width, heads * value_size), kind),
+            ]
+            if not dense:
+                tensors += [
+                    (b + "exp_probs_b.bias", (count,), "f32"),
+                    (b + "ffn_gate_shexp.weight", (ff, width), kind),
+                    (b + "ffn_up_shexp.weight", (ff, width), kind),
+                    (b + "ffn_down_shexp.weight", (width, ff), kind),
+                ]
+            continue
         if net and (i + 1) % 4:
             keys, values, key, size, mixed = net
             joined = 2 * keys * key + values * size
@@ -190,6 +214,15 @@ def main(shape, kind, out, *words):
         ]
     if "window" in mix:
         metadata.append(value(f"{arch}.attention.sliding_window", mix["window"]))
+    if "latents" in mix:
+        ranks, rank, plain, turned, value_size, inner = mix["latents"]
+        sizes = {"attention.q_lora_rank": ranks, "attention.kv_lora_rank": rank, "attention.key_length": rank + turned}
+        sizes |= {"attention.value_length": rank, "attention.key_length_mla": plain + turned, "rope.dimension_count": turned}
+        sizes |= {"attention.value_length_mla": value_size, "leading_dense_block_count": 1, "feed_forward_length": inner}
+        sizes |= {"expert_shared_count": 1, "expert_gating_func": 2}
+        own = [value(f"{arch}.{name}", n) for name, n in sizes.items()]
+        own += [value(f"{arch}.expert_weights_scale", 1.8)]
+        metadata = [one for one in metadata if not any(one.startswith(string(f"{arch}.{name}")) for name in sizes)] + own
     if words:
         metadata += tokenizer(vocab)
     head_bytes = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)) + b"".join(metadata)

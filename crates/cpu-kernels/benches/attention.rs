@@ -82,6 +82,7 @@ fn filled(isa: Isa, tokens: usize, layers: usize) -> Vec<LayerCache> {
         block_tokens: BLOCK,
         kv_heads: SHAPE.groups,
         head_dim: SHAPE.head_dim,
+        keys_only: false,
     };
     let caches = LayerCache::pool(geometry, layers).expect("a cache");
     let width = SHAPE.groups * SHAPE.head_dim;

@@ -318,16 +318,28 @@ impl fmt::Display for About {
     }
 }
 
+/// When a device has latents in its cache rather than each head's keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CachesLatents {
+    /// It has no kernels for them.
+    Never,
+    /// Where many sequences are computed together, whose cache is most of what is read, or where
+    /// each head's keys and values have no room.
+    Crowded,
+    /// Always.
+    Always,
+}
+
 /// A machine that runs Programs.
 pub trait Device: Send + Sync {
     /// Describes the device.
     fn about(&self) -> About;
 
-    /// Whether Programs whose attention is by latents are better recorded with one row of latents
-    /// in the cache for all heads, which is less memory and more arithmetic, than with each head's
+    /// When Programs whose attention is by latents are better recorded with one row of latents in
+    /// the cache for all heads, which is less memory and more arithmetic, than with each head's
     /// keys and values. Such a row has at most [`LONGEST_HEAD`] elements.
-    fn caches_latents(&self) -> bool {
-        false
+    fn caches_latents(&self) -> CachesLatents {
+        CachesLatents::Never
     }
 
     /// Checks that the device has every operation of `program` in the form that the Program asks

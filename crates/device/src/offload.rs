@@ -8,7 +8,7 @@
 use formats::{Error, Result, Tensors};
 use program::{Node, Offloaded, Program};
 
-use crate::{About, Device, Executor, ExecutorOptions, Plan};
+use crate::{About, CachesLatents, Device, Executor, ExecutorOptions, Plan};
 
 /// A GPU and the device of its experts, as one device.
 pub struct Offload {
@@ -61,6 +61,10 @@ impl Device for Offload {
         let (home, away) = (self.home.about(), self.away.about());
         let isa = format!("{}; experts on {} with {} threads", home.isa, away.name, away.threads);
         About { isa, ..home }
+    }
+
+    fn caches_latents(&self) -> CachesLatents {
+        self.home.caches_latents()
     }
 
     fn check(&self, program: &Program) -> Result<()> {

@@ -26,8 +26,8 @@ use serde::{Deserialize, Serialize};
 use crate::gpu::column_block;
 use crate::gpu::group::HostGroup;
 use crate::{
-    About, ComputePeaks, Device, Executor, ExecutorOptions, Memory, Outcome, Peaks, Plan, Profile,
-    Roof, Ticket, TrainOptions, Trainer, Watch,
+    About, CachesLatents, ComputePeaks, Device, Executor, ExecutorOptions, Memory, Outcome, Peaks,
+    Plan, Profile, Roof, Ticket, TrainOptions, Trainer, Watch,
 };
 
 pub use follow::follow;
@@ -121,6 +121,11 @@ impl Device for Ranks {
         let first = self.devices.first().map_or_else(About::default, |device| device.about());
         let isa = format!("{}; {} devices share each layer", first.isa, self.count());
         About { isa, ..first }
+    }
+
+    fn caches_latents(&self) -> CachesLatents {
+        let each = self.devices.iter().map(|device| device.caches_latents());
+        each.min().unwrap_or(CachesLatents::Never)
     }
 
     fn check(&self, program: &Program) -> Result<()> {

@@ -8,7 +8,10 @@
 use formats::{Error, Result, Tensors};
 use program::{AdapterFactors, CHOSEN, Program, Site, Step, StepMemory};
 
-use crate::{About, Device, Executor, ExecutorOptions, Memory, Outcome, Plan, Roof, Ticket, Watch};
+use crate::{
+    About, CachesLatents, Device, Executor, ExecutorOptions, Memory, Outcome, Plan, Roof, Ticket,
+    Watch,
+};
 
 /// Several devices as one.
 pub struct Split {
@@ -103,6 +106,11 @@ impl Device for Split {
             None => format!("{}; further layers on {on}", first.isa),
         };
         first
+    }
+
+    fn caches_latents(&self) -> CachesLatents {
+        let each = self.devices.iter().map(|device| device.caches_latents());
+        each.min().unwrap_or(CachesLatents::Never)
     }
 
     fn check(&self, program: &Program) -> Result<()> {

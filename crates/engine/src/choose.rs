@@ -8,7 +8,7 @@
 use crate::load::{LoadOptions, OUTPUT_ROWS, Trace};
 use crate::pool::most;
 use crate::session::GROUPS;
-use device::{Device, DeviceSpec, Offload, Plan, Split, SplitMode};
+use device::{CachesLatents, Device, DeviceSpec, Offload, Plan, Split, SplitMode};
 use formats::{Error, Hint, Result, Setting, Tensors};
 use models::Ending;
 use program::{Group, Program};
@@ -129,7 +129,10 @@ fn on(model: &Recorded<'_>, options: &LoadOptions, place: DeviceSpec) -> Result<
         }
     };
     let whole = options.context.unwrap_or(model.trained);
-    let mut chosen = lay_out(model, options, device, places, whole)?;
+    let mut chosen = lay_out(model, options, device, places, (whole, false))?;
+    if !chosen.fits() && model.latents.is_some() {
+        chosen = chosen.with(model, whole)?;
+    }
     if chosen.fits() || chosen.options.context.is_some() {
         return Ok(chosen);
     }
@@ -145,21 +148,26 @@ fn on(model: &Recorded<'_>, options: &LoadOptions, place: DeviceSpec) -> Result<
 }
 
 impl Chosen {
-    /// The same with another context.
+    /// The same with another context, and the smallest cache.
     fn with(self, model: &Recorded<'_>, context: usize) -> Result<Chosen> {
-        lay_out(model, self.options, self.device, self.places, context)
+        lay_out(model, self.options, self.device, self.places, (context, true))
     }
 }
 
-/// Plans the model on a device, with a context of `context` positions.
+/// Plans the model on a device, with a context of `context` positions; `crowded`: with the smallest
+/// cache that it can have.
 fn lay_out(
     model: &Recorded<'_>,
     options: LoadOptions,
     device: Arc<dyn Device>,
     places: Vec<DeviceSpec>,
-    context: usize,
+    (context, crowded): (usize, bool),
 ) -> Result<Chosen> {
-    let latents = model.latents.filter(|_| device.caches_latents());
+    let latents = model.latents.filter(|_| match device.caches_latents() {
+        CachesLatents::Always => true,
+        CachesLatents::Crowded => options.batched || crowded,
+        CachesLatents::Never => false,
+    });
     let mut program = latents.unwrap_or(model.program).clone();
     if options.rotate {
         program.bound(context);

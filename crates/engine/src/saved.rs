@@ -219,7 +219,10 @@ impl Session {
             bytes.clear();
             self.read(layer, group, b, &mut bytes)?;
             let rows = (count - b * BLOCK_TOKENS).min(BLOCK_TOKENS);
-            let (keys, values) = bytes.split_at(bytes.len() / 2);
+            let (keys, values) = match of.keys_only {
+                true => (&bytes[..], &bytes[..]),
+                false => bytes.split_at(bytes.len() / 2),
+            };
             for (bytes, out) in [(keys, &mut cached.keys), (values, &mut cached.values)] {
                 decode(shared.options.cache_type, bytes, rows * width, out)?;
             }
@@ -279,7 +282,11 @@ fn of_group(shared: &Shared, group: usize) -> impl Iterator<Item = (usize, &Cach
 /// Bytes of a block of a layer.
 fn block_bytes(shared: &Shared, layer: &CacheLayer) -> usize {
     match layer.state {
-        0 => 2 * BLOCK_TOKENS * layer.kv_heads * shared.options.cache_type.bytes(layer.head_dim),
+        0 => {
+            let arrays = if layer.keys_only { 1 } else { 2 };
+            let head = shared.options.cache_type.bytes(layer.head_dim);
+            arrays * BLOCK_TOKENS * layer.kv_heads * head
+        }
         elements => elements * size_of::<f32>(),
     }
 }
@@ -294,6 +301,7 @@ fn bytes(shared: &Shared, count: usize) -> usize {
 /// tokens.
 fn header(shared: &Shared, tokens: usize) -> Value {
     let layer = |layer: &CacheLayer| match layer.state {
+        0 if layer.keys_only => json!([layer.kv_heads, layer.head_dim, layer.window, "keys"]),
         0 => json!([layer.kv_heads, layer.head_dim, layer.window]),
         elements => json!(["state", elements]),
     };

@@ -56,7 +56,7 @@ impl LightningIndexer {
             heads: linear("heads", [heads, hidden])?,
             rope: options.rope.clone(),
             choose: ops::Indexer {
-                layer: builder.cache_layer(CacheLayer::keys_values(1, head_dim, None)),
+                layer: builder.cache_layer(CacheLayer::keys(1, head_dim)),
                 heads,
                 head_dim,
                 count,
@@ -69,7 +69,7 @@ impl LightningIndexer {
     pub fn forward(&self, x: &Tensor, row: &Tensor) -> Tensor {
         let turn = |x: &Tensor| x.apply(Op::Rope(self.rope.clone()), &[], vec![]);
         let k = turn(&self.norm.forward(&self.k.forward(x)));
-        k.sink(Op::from(ops::KvWrite { layer: self.choose.layer }), &[&k]);
+        k.sink(Op::from(ops::KvWrite { layer: self.choose.layer }), &[]);
         let q = turn(&self.q.forward(row));
         q.apply(Op::from(self.choose.clone()), &[&self.heads.forward(x)], vec![])
     }

@@ -146,6 +146,10 @@ impl LatentAttention {
         let gate = || linear("gate", [heads * value, hidden], Bias::Never);
         let gate = options.gated.then(gate).transpose()?;
         let (kv_heads, head_dim) = (options.kv_heads(), options.head_dim());
+        let cached = match options.shared {
+            true => CacheLayer::keys(kv_heads, head_dim),
+            false => CacheLayer::keys_values(kv_heads, head_dim, None),
+        };
         Ok(LatentAttention {
             q,
             kv_a,
@@ -157,7 +161,7 @@ impl LatentAttention {
             stretch: options.stretch,
             sizes: [plain, turned, value, rank],
             attend: ops::Attention {
-                layer: builder.cache_layer(CacheLayer::keys_values(kv_heads, head_dim, None)),
+                layer: builder.cache_layer(cached),
                 heads,
                 kv_heads,
                 head_dim,
@@ -226,18 +230,17 @@ impl LatentAttention {
         let (k, v) = match &self.kv {
             KeysValues::Together(both) => {
                 let both = both.forward(&latent);
-                (joined(&both, &key, (heads, plain), true), cut(&both, heads, plain, value, width))
+                let v = cut(&both, heads, plain, value, width);
+                (joined(&both, &key, (heads, plain), true), Some(v))
             }
             KeysValues::Apart(k, v) => {
                 let (k, v) = (k.forward(&latent), v.forward(&latent));
-                (joined(&k, &key, (heads, plain), true), cut(&v, heads, 0, value, width))
+                let v = cut(&v, heads, 0, value, width);
+                (joined(&k, &key, (heads, plain), true), Some(v))
             }
-            KeysValues::Shared(..) => {
-                let row = joined(&latent, &key, (1, rank), false);
-                (row.clone(), row)
-            }
+            KeysValues::Shared(..) => (joined(&latent, &key, (1, rank), false), None),
         };
-        k.sink(Op::from(ops::KvWrite { layer }), &[&v]);
+        k.sink(Op::from(ops::KvWrite { layer }), &v.iter().collect::<Vec<_>>());
         let chosen: Vec<&Tensor> = chosen.iter().collect();
         let y = q.apply(Op::Attention(self.attend.clone()), &chosen, vec![]);
         let y = match &self.kv {

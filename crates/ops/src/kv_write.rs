@@ -26,7 +26,8 @@ use crate::sweep::{RowThreads, begin, lanes, lanes_of_both, load, require_vector
 use crate::trial::{every_float, exact, memory, random, scaled};
 use crate::{Shape, alike, arity};
 
-/// `k, v ->` nothing: both `[tokens, kv_heads * head_dim]`.
+/// `k, v ->` nothing, or `k ->` nothing where keys are the values, too: `[tokens, kv_heads *
+/// head_dim]` each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct KvWrite {
     /// Index of the cache layer.
@@ -39,13 +40,18 @@ impl Operation for KvWrite {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity("kv_write", inputs, 2, weights, &[0])?;
-        alike("kv_write", inputs)?;
+        match inputs {
+            [_] => arity("kv_write", inputs, 1, weights, &[0])?,
+            _ => {
+                arity("kv_write", inputs, 2, weights, &[0])?;
+                alike("kv_write", inputs)?;
+            }
+        }
         Ok(vec![])
     }
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
-        let (keys, values) = (call.inputs[0], call.inputs[1]);
+        let (keys, values) = (call.inputs[0], call.inputs[call.inputs.len() - 1]);
         call.cache[self.layer].write(call.positions, call.widths[0], keys, values);
     }
 

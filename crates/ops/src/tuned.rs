@@ -12,7 +12,7 @@
 use std::ops::RangeInclusive;
 
 use crate::attention::decode::KeyShares;
-use crate::attention::prefill;
+use crate::attention::{WideTiling, prefill};
 use crate::linear::gemm::GemmSchedule;
 use crate::linear::{Held, Traits};
 
@@ -140,6 +140,14 @@ pub struct ForAttention {
     pub small: [prefill::PrefillTiling; 2],
     /// Those with 99 KiB, and 64 Ki registers per processor.
     pub large: [prefill::PrefillTiling; 2],
+    /// Blocks of prompts' attention for heads of more than 256 elements, the first that fits.
+    pub wide: &'static [WideTiling],
+    /// Likewise of attention of single tokens whose values are their keys, of those that have as
+    /// many tiles as heads want.
+    pub wide_rows: &'static [WideTiling],
+    /// How their keys are shared where a row's own number of keys decides: in loads for several
+    /// sequences, and for many.
+    pub own_wide: [KeyShares; 2],
 }
 
 /// Numbers of rows and of sequences from which another kernel is faster.
@@ -272,6 +280,13 @@ pub const HOPPER: CardNumbers = CardNumbers {
         prompt_parts: 4,
         small: [tiling(4, 1, 32), tiling(2, 1, 16)],
         large: [tiling(4, 2, 64), tiling(4, 1, 32)],
+        wide: &[wide(4, 3, 2), wide(4, 2, 2), wide(2, 2, 1), wide(1, 2, 2)],
+        wide_rows: &[wide(1, 4, 2), wide(2, 4, 2), wide(1, 2, 2)],
+        // A group has a processor for itself, so that it should not begin and end often.
+        own_wide: [
+            KeyShares::Own { most: 512, parts: 32 },
+            KeyShares::Own { most: 2048, parts: 8 },
+        ],
     },
     thresholds: Thresholds {
         few_sequences: [4, 8],
@@ -307,6 +322,10 @@ pub const APPLE: CardNumbers = CardNumbers {
 
 const fn held(words: u32, threads: u32, resident: u32) -> Held {
     Held { loads: words, threads, resident }
+}
+
+const fn wide(tiles: u32, columns: u32, stages: u32) -> WideTiling {
+    WideTiling { tiles, columns, stages }
 }
 
 const fn tiling(simds: u32, tiles: u32, keys: u32) -> prefill::PrefillTiling {

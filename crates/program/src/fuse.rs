@@ -355,14 +355,17 @@ fn rope_write(program: &mut Program) {
 
 fn rope_write_at(program: &Program, at: usize) -> Option<(Node, Vec<usize>)> {
     let write = &program.nodes[at];
-    let Op::KvWrite(KvWrite { layer }) = write.op else { return None };
+    let (Op::KvWrite(KvWrite { layer }), &[key, value]) = (&write.op, &write.inputs[..]) else {
+        return None;
+    };
+    let layer = *layer;
     let attention = program
         .nodes
         .iter()
         .position(|n| matches!(&n.op, Op::Attention(a) if a.layer == layer))
         .filter(|&i| i > at)?;
     let turned = program.nodes[attention].inputs[0];
-    let (q, k) = (rotated(program, turned)?, rotated(program, write.inputs[0])?);
+    let (q, k) = (rotated(program, turned)?, rotated(program, key)?);
     // The fused node takes the position of the write, so q's source must have been written by then;
     // it may overwrite k's source.
     if q.rope != k.rope || program.writers()[q.source.0]? > at || program.uses()[k.source.0] != 1 {
@@ -375,7 +378,7 @@ fn rope_write_at(program: &Program, at: usize) -> Option<(Node, Vec<usize>)> {
             q_norm: q.norm.map(|n| n.0),
             k_norm: k.norm.map(|n| n.0),
         }),
-        inputs: vec![q.source, k.source, write.inputs[1]],
+        inputs: vec![q.source, k.source, value],
         weights: [q.norm, k.norm].into_iter().flatten().map(|n| n.1).collect(),
         outputs: vec![turned],
     };

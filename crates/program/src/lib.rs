@@ -83,12 +83,20 @@ pub struct CacheLayer {
     pub window: Option<usize>,
     /// Elements of a recurrent state, in f32; 0 for keys and values.
     pub state: usize,
+    /// Whether keys are written alone: values are the keys, or nothing reads values.
+    #[serde(default)]
+    pub keys_only: bool,
 }
 
 impl CacheLayer {
     /// A layer of keys and values.
     pub fn keys_values(kv_heads: usize, head_dim: usize, window: Option<usize>) -> CacheLayer {
-        CacheLayer { kv_heads, head_dim, window, state: 0 }
+        CacheLayer { kv_heads, head_dim, window, ..CacheLayer::default() }
+    }
+
+    /// A layer of keys alone, which are the values, too.
+    pub fn keys(kv_heads: usize, head_dim: usize) -> CacheLayer {
+        CacheLayer { keys_only: true, ..CacheLayer::keys_values(kv_heads, head_dim, None) }
     }
 
     /// A layer with a recurrent state of this many elements. A cache block holds the state after

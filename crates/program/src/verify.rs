@@ -123,6 +123,7 @@ impl Program {
             }
             StateAccess::Read { kv_heads, head_dim, window } => {
                 let read = CacheLayer::keys_values(kv_heads, head_dim, window);
+                let read = CacheLayer { keys_only: layer.keys_only, ..read };
                 if read != *layer {
                     return Err(Error::new(place, format!("{layer:?}"), format!("{read:?}")));
                 }
@@ -133,6 +134,10 @@ impl Program {
             StateAccess::Append { keys } => {
                 let keys = self.shape(node.inputs[keys]);
                 let width = layer.kv_heads * layer.head_dim;
+                if layer.keys_only != (node.inputs.len() == 1) {
+                    let expected = if layer.keys_only { "keys alone" } else { "keys and values" };
+                    return Err(Error::new(place, expected, node.inputs.len()));
+                }
                 if keys.width != width || layer.state > 0 {
                     let expected = format!("keys of {width} elements");
                     return Err(Error::new(place, expected, keys.width));

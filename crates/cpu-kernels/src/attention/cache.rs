@@ -6,7 +6,6 @@
 //! values as `[block_tokens][width]` with `width` the head rounded up to whole vectors. Codes are
 //! stored like numbers; the scales follow the codes of sixteen keys or values (`store`). A
 //! block takes no memory until something is written there.
-//! block is the operating system's until something is written there.
 
 use super::TILE;
 use super::store::{Brain, Eighth, Half, Single, Store, Turbo, dispatch_stored};
@@ -34,6 +33,8 @@ pub struct Geometry {
     pub kv_heads: usize,
     /// Elements of a head: at most [`super::MAX_HEAD_DIM`].
     pub head_dim: usize,
+    /// Whether values are the keys: they are stored both ways, and exported once.
+    pub keys_only: bool,
 }
 
 impl Geometry {
@@ -266,7 +267,7 @@ impl LayerCache {
     }
 
     /// Appends a block of this layer to `bytes`: its keys `[block_tokens, kv_heads, head_dim]`,
-    /// then its values, in the stored element type. For quantised types it appends the keys' codes,
+    /// then its values, unless they are the keys, in the stored element type. For quantised types it appends the keys' codes,
     /// their scales, the values' codes, their scales; two 4-bit codes share a byte, the first in
     /// its lower half.
     ///
@@ -281,7 +282,7 @@ impl LayerCache {
         let mut rest = &mut bytes[from..];
         // SAFETY: the caller's promise.
         unsafe {
-            self.each_element(block, |stored| {
+            self.each_element(block, self.exported(), |stored| {
                 let (element, after) = std::mem::take(&mut rest).split_at_mut(stored.len());
                 element.copy_from_slice(stored);
                 rest = after;
@@ -294,8 +295,7 @@ impl LayerCache {
     /// bytes.
     fn each_code(&self, bytes: &mut [u8], change: fn(&mut [u8])) {
         if self.geometry.element.bits() == Some(4) {
-            let half = bytes.len() / 2;
-            for part in bytes.chunks_exact_mut(half) {
+            for part in bytes.chunks_exact_mut(self.part_bytes()) {
                 change(&mut part[..self.code_bytes()]);
             }
         }
@@ -312,21 +312,35 @@ impl LayerCache {
         assert_eq!(bytes.len(), self.plain_bytes(), "cache: bytes of a block");
         let mut bytes = bytes.to_vec();
         self.each_code(&mut bytes, in_halves);
-        let mut rest = &bytes[..];
-        // SAFETY: the caller's promise.
-        unsafe {
-            self.each_element(block, |stored| {
-                let (element, after) = rest.split_at(stored.len());
-                stored.copy_from_slice(element);
-                rest = after;
-            });
+        for (i, side) in (0..).zip(Side::ALL) {
+            // Keys that are alone are the values, too.
+            let from = if self.geometry.keys_only { 0 } else { i * self.part_bytes() };
+            let mut rest = &bytes[from..];
+            // SAFETY: the caller's promise.
+            unsafe {
+                self.each_element(block, &[side], |stored| {
+                    let (element, after) = rest.split_at(stored.len());
+                    stored.copy_from_slice(element);
+                    rest = after;
+                });
+            }
         }
     }
 
     /// Bytes of a block of this layer as exported, without padding.
     pub fn plain_bytes(&self) -> usize {
+        self.exported().len() * self.part_bytes()
+    }
+
+    /// Bytes of a block's keys, or of its values, as exported.
+    fn part_bytes(&self) -> usize {
         let Geometry { element, block_tokens, kv_heads, head_dim, .. } = self.geometry;
-        2 * block_tokens * kv_heads * element.bytes(head_dim)
+        block_tokens * kv_heads * element.bytes(head_dim)
+    }
+
+    /// What is exported of a block.
+    fn exported(&self) -> &'static [Side] {
+        if self.geometry.keys_only { &Side::ALL[..1] } else { &Side::ALL }
     }
 
     /// Bytes of the codes of a block's keys, or of its values, in quantised types.
@@ -335,17 +349,17 @@ impl LayerCache {
         element.bits().map_or(0, |bits| block_tokens * kv_heads * head_dim * bits / 8)
     }
 
-    /// Calls `visit` on the bytes of a block, in export order, some at a time.
+    /// Calls `visit` on the bytes of parts of a block, in export order, some at a time.
     ///
     /// # Safety
     /// No other thread accesses the block; others may read it if `visit` only reads.
-    unsafe fn each_element(&self, block: usize, mut visit: impl FnMut(&mut [u8])) {
-        let Geometry { element, blocks, block_tokens, kv_heads, head_dim } = self.geometry;
+    unsafe fn each_element(&self, block: usize, sides: &[Side], mut visit: impl FnMut(&mut [u8])) {
+        let Geometry { element, blocks, block_tokens, kv_heads, head_dim, .. } = self.geometry;
         assert!(block < blocks, "cache: block {block}");
         let mut show = |part: Part| {
             for position in 0..block_tokens {
                 let (keys, values) = self.places(position / GROUP);
-                let group = if part.of_keys { keys } else { values } + part.first;
+                let group = if part.side == Side::Keys { keys } else { values } + part.first;
                 let key = position % GROUP;
                 for head in 0..kv_heads {
                     let head = self.head(block, head);
@@ -359,27 +373,38 @@ impl LayerCache {
                 }
             }
         };
-        for of_keys in [true, false] {
-            let row = |elements: usize| (!of_keys).then_some(elements);
+        for &side in sides {
+            let row = |elements: usize| (side == Side::Values).then_some(elements);
             let Some(bits) = element.bits() else {
                 let (bytes, width) = (element.bytes(1), self.geometry.width());
-                show(Part { of_keys, first: 0, count: head_dim, bytes, row: row(width) });
+                show(Part { side, first: 0, count: head_dim, bytes, row: row(width) });
                 continue;
             };
             let codes = head_dim * bits / 8;
             let scales = head_dim / CacheType::BLOCK;
-            show(Part { of_keys, first: 0, count: codes, bytes: 1, row: row(codes) });
-            show(Part { of_keys, first: GROUP * codes, count: scales, bytes: 2, row: None });
+            show(Part { side, first: 0, count: codes, bytes: 1, row: row(codes) });
+            show(Part { side, first: GROUP * codes, count: scales, bytes: 2, row: None });
         }
     }
+}
+
+/// What a cache holds of a position.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Keys,
+    Values,
+}
+
+impl Side {
+    /// Both, in export order.
+    const ALL: [Side; 2] = [Side::Keys, Side::Values];
 }
 
 /// The bytes of each position and head that [`LayerCache::each_element`] visits: `count` pieces of
 /// `bytes` bytes.
 #[derive(Clone, Copy)]
 struct Part {
-    /// Whether they are of keys rather than values.
-    of_keys: bool,
+    side: Side,
     /// Byte offset in a group.
     first: usize,
     count: usize,

@@ -276,7 +276,7 @@ fn setup(case: Case, element: CacheType, isa: Isa) -> Setup {
     let mut noise = Noise(case.head_dim as u64);
     let Case { heads, kv_heads, head_dim, block_tokens, ring, .. } = case;
     let blocks = ring * case.sequences.len() + 1;
-    let geometry = Geometry { element, blocks, block_tokens, kv_heads, head_dim };
+    let geometry = Geometry { element, blocks, block_tokens, kv_heads, head_dim, keys_only: false };
     // The second of two layers, so that offsets count.
     let cache = LayerCache::pool(geometry, 2).unwrap().remove(1);
     // Blocks in no particular order.
@@ -541,8 +541,19 @@ fn codes_are_ggmls() {
             }
             expected.extend(blocks().flat_map(|block| &block[..2]));
         }
-        let geometry = Geometry { element, blocks: 3, block_tokens, kv_heads, head_dim };
+        let keys_only = false;
+        let geometry = Geometry { element, blocks: 3, block_tokens, kv_heads, head_dim, keys_only };
         for &isa in Isa::available() {
+            let alone = Geometry { keys_only: true, ..geometry };
+            let alone = LayerCache::pool(alone, 2).unwrap().remove(1);
+            let mut keys = Vec::new();
+            // SAFETY: one thread, nobody else.
+            unsafe {
+                alone.write(isa, &[2], 0, &k, &k, row, 0..block_tokens, 0..kv_heads);
+                alone.read_block(2, &mut keys);
+            }
+            assert_eq!(keys.len(), alone.plain_bytes());
+            assert!(keys == expected[..expected.len() / 2], "{isa} {element:?}, keys alone");
             let cache = LayerCache::pool(geometry, 2).unwrap().remove(1);
             let (mut found, mut again) = (Vec::new(), Vec::new());
             // SAFETY: one thread, nobody else.
@@ -561,8 +572,14 @@ fn codes_are_ggmls() {
 
 #[test]
 fn blocks_copy_and_nonsense_is_an_error() {
-    let geometry =
-        Geometry { element: CacheType::F16, blocks: 3, block_tokens: 16, kv_heads: 1, head_dim: 8 };
+    let geometry = Geometry {
+        element: CacheType::F16,
+        blocks: 3,
+        block_tokens: 16,
+        kv_heads: 1,
+        head_dim: 8,
+        keys_only: false,
+    };
     let cache = LayerCache::pool(geometry, 2).unwrap().remove(1);
     let row: Vec<f32> = (0..8).map(|i| i as f32).collect();
     // SAFETY: one thread, nobody else.
@@ -597,7 +614,14 @@ fn scores_of_an_indexer_agree_with_the_definition() {
             Isa::available().iter().flat_map(|&isa| ELEMENTS.map(|element| (isa, element)))
         {
             let mut noise = Noise(heads as u64);
-            let geometry = Geometry { element, blocks: 6, block_tokens: 64, kv_heads: 1, head_dim };
+            let geometry = Geometry {
+                element,
+                blocks: 6,
+                block_tokens: 64,
+                kv_heads: 1,
+                head_dim,
+                keys_only: false,
+            };
             let cache = LayerCache::pool(geometry, 2).unwrap().remove(1);
             let table = [4, 2, 0, 5, 1];
             let mut k = noise.many(positions.end * head_dim);

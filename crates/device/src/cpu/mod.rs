@@ -23,7 +23,7 @@ mod weights;
 use cpu_kernels::isa::Isa;
 use cpu_kernels::team::{self, Team};
 
-use crate::{About, Device, Executor, ExecutorOptions, Plan};
+use crate::{About, CachesLatents, Device, Executor, ExecutorOptions, Plan};
 use cpu_kernels::attention::MAX_HEAD_DIM;
 use cpu_kernels::delta::MAX_KEY_DIM;
 use formats::{Result, Tensors};
@@ -92,8 +92,8 @@ impl Device for Cpu {
         About { name: "cpu", threads, isa, driver: String::new() }
     }
 
-    fn caches_latents(&self) -> bool {
-        true
+    fn caches_latents(&self) -> CachesLatents {
+        CachesLatents::Always
     }
 
     fn check(&self, program: &Program) -> Result<()> {

@@ -80,6 +80,7 @@ fn geometry(options: &ExecutorOptions, layer: &CacheLayer, blocks: usize) -> Geo
         block_tokens: BLOCK_TOKENS,
         kv_heads: layer.kv_heads,
         head_dim: layer.head_dim,
+        keys_only: layer.keys_only,
     }
 }
 
@@ -100,8 +101,8 @@ pub(super) fn caches(program: &Program, options: &ExecutorOptions) -> Result<Vec
         while let Some(&first) = left.first() {
             let geometry = geometry(options, &program.layers[first], blocks);
             let shape = |layer: usize| {
-                let CacheLayer { kv_heads, head_dim, .. } = program.layers[layer];
-                (kv_heads, head_dim)
+                let CacheLayer { kv_heads, head_dim, keys_only, .. } = program.layers[layer];
+                (kv_heads, head_dim, keys_only)
             };
             let alike = |layer: &usize| shape(*layer) == shape(first);
             let (same, others): (Vec<usize>, Vec<usize>) = left.into_iter().partition(alike);

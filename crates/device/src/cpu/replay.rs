@@ -196,7 +196,7 @@ impl Replay<'_> {
             Op::Stretch(stretch) => self.change_rows(index, node, worker, rows, |t, y| {
                 math::scale_in_place(isa, stretch.factor(self.rows[t].position), y);
             }),
-            Op::KvWrite(op) => self.kv_write(op.layer, node.inputs[0], node.inputs[1], worker),
+            Op::KvWrite(op) => self.kv_write(op.layer, &node.inputs, worker),
             Op::Attention(op) => self.attend(op, node, worker),
             Op::Indexer(op) => self.index(op, node, worker),
             Op::ShortConv(op) => self.short_conv(op, node, worker),

@@ -11,11 +11,12 @@ use program::{BLOCK_TOKENS, CacheLayer};
 use super::Backend;
 use crate::CacheType;
 
-/// The arrays of a layer's cache: the kernels' name of each, and its bytes per block.
+/// The arrays of a layer's cache: the kernels' name of each, and its bytes per block. Keys that are
+/// the values, too, are there once.
 pub(super) fn arrays(kind: CacheType, layer: &CacheLayer) -> Vec<(&'static str, usize)> {
-    let &CacheLayer { kv_heads, head_dim, state, .. } = layer;
+    let &CacheLayer { kv_heads, head_dim, state, keys_only, .. } = layer;
     let heads = kv_heads * BLOCK_TOKENS;
-    match kind {
+    let mut arrays = match kind {
         _ if state > 0 => vec![("states", size_of::<f32>() * state)],
         CacheType::Q8_0 | CacheType::Turbo => {
             let scales = heads * (head_dim / CacheType::BLOCK * 2);
@@ -28,7 +29,18 @@ pub(super) fn arrays(kind: CacheType, layer: &CacheLayer) -> Vec<(&'static str, 
             ]
         }
         plain => ["keys", "values"].map(|name| (name, heads * plain.bytes(head_dim))).into(),
+    };
+    if keys_only {
+        arrays.truncate(arrays.len() / 2);
     }
+    arrays
+}
+
+/// The kernels' names of a layer's arrays, and the index of each in [`arrays`].
+pub(super) fn names(kind: CacheType, layer: &CacheLayer) -> Vec<(&'static str, usize)> {
+    let both = arrays(kind, &CacheLayer { keys_only: false, ..*layer });
+    let there = arrays(kind, layer).len();
+    both.into_iter().enumerate().map(|(i, (name, _))| (name, i % there)).collect()
 }
 
 /// Checks that the layers can have a cache of this type.

@@ -567,7 +567,12 @@ impl Recorder<'_> {
                 let (rows, width) = (self.rows(inputs[0]), self.width(inputs[0]));
                 self.linear(x, matrix, rows, width, self.of.scores[outputs[0].0], y)
             }
-            Op::KvWrite(op) => self.kv_write(op.layer, inputs[0], inputs[1]),
+            Op::BlockLinear(op) => {
+                let (x, y) = (self.operand(inputs[0]), self.operand(outputs[0]));
+                let (rows, width) = (self.rows(inputs[0]), self.width(inputs[0]));
+                self.block_linear(op, x, weights[0], (rows, width), y)
+            }
+            Op::KvWrite(op) => self.kv_write(op.layer, inputs),
             Op::Attention(attention) => {
                 let from = (inputs[0], inputs.get(1).copied());
                 self.attention(attention, from, weights, outputs[0])

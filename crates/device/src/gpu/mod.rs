@@ -54,7 +54,10 @@ use tile::launch::Numbers;
 use tile::passes::Target;
 use tile::types::Scalar;
 
-use crate::{About, Device, Executor, ExecutorOptions, Plan, TrainOptions, Trainer, Usage};
+use crate::{
+    About, CachesLatents, Device, Executor, ExecutorOptions, LONGEST_HEAD, Plan, TrainOptions,
+    Trainer, Usage,
+};
 
 pub use stage::StagingBuffer;
 pub(crate) use weights::column_block;
@@ -493,6 +496,15 @@ impl<B: Backend> GpuDevice<B> {
 impl<B: Backend> Device for GpuDevice<B> {
     fn about(&self) -> About {
         self.backend.about()
+    }
+
+    fn caches_latents(&self) -> CachesLatents {
+        // Groups that work together for such rows hold a block of them in shared memory.
+        let Facts { shared, tuned, .. } = self.backend.facts();
+        match ops::attention::takes_latents(LONGEST_HEAD as u32, shared, &tuned.attention) {
+            true => CachesLatents::Crowded,
+            false => CachesLatents::Never,
+        }
     }
 
     fn check(&self, program: &Program) -> Result<()> {

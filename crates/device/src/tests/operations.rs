@@ -287,7 +287,7 @@ fn chosen() -> Result<Program> {
         .collect();
     for window in windows {
         builder.cache_layer(CacheLayer::keys_values(KV_HEADS, HEAD_DIM, window));
-        builder.cache_layer(CacheLayer::keys_values(1, HEAD_DIM, window));
+        builder.cache_layer(CacheLayer { window, ..CacheLayer::keys(1, HEAD_DIM) });
     }
     let step = ForwardPass::new(builder.program(), true);
     let embed =
@@ -304,7 +304,7 @@ fn chosen() -> Result<Program> {
         let turn = |w| linear(w).apply(Op::Rope(rope.clone()), &[], Vec::new());
         let (q, k, v, iq, ik) = (turn(q), turn(k), linear(v), turn(iq), turn(ik));
         step.record(Op::from(ops::KvWrite { layer: 2 * i }), &[&k, &v], Vec::new());
-        step.record(Op::from(ops::KvWrite { layer: 2 * i + 1 }), &[&ik, &ik], Vec::new());
+        step.record(Op::from(ops::KvWrite { layer: 2 * i + 1 }), &[&ik], Vec::new());
         let indexer = ops::Indexer { layer: 2 * i + 1, heads, head_dim: HEAD_DIM, count, window };
         let seen = iq.apply(Op::from(indexer), &[&linear(weights)], Vec::new());
         let seen = seen.trace(format!("chosen{i}"));

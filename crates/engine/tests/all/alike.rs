@@ -13,7 +13,7 @@ use crate::common::{error, root};
 /// Files of each kind of product, and for how many sequences they are loaded: for a few, for as
 /// many as have our own kernel of many rows, or that of warpgroups, and for as many as may have the
 /// vendor's.
-const LOADED: [(&str, usize); 8] = [
+const LOADED: [(&str, usize); 10] = [
     ("qwen3/model.bf16.gguf", 256),
     ("qwen3/model.bf16.gguf", 64),
     ("qwen3/model.bf16.gguf", 40),
@@ -22,6 +22,9 @@ const LOADED: [(&str, usize); 8] = [
     ("qwen3/model.q8_0.gguf", 256),
     ("llama-k-quants/model.q4_k_m.gguf", 256),
     ("llama3", 256),
+    // Latents in the cache.
+    ("deepseek2-lite", 256),
+    ("deepseek2-lite", 4),
 ];
 
 /// The logits of a sequence's next token in steps of each of these numbers of sequences.
@@ -32,7 +35,9 @@ fn logits(
     numbers: &[usize],
 ) -> Vec<(usize, Vec<u32>)> {
     let tensors = Tensors::open(path).unwrap();
-    let model = models::load(&tensors, &models::ReadOptions::default()).unwrap();
+    let latents = Some(device::LONGEST_HEAD);
+    let read = models::ReadOptions { latents, ..models::ReadOptions::default() };
+    let model = models::load(&tensors, &read).unwrap();
     let program = program::fuse(&model.record(false).unwrap());
     let groups = program.groups().len();
     let options = ExecutorOptions {

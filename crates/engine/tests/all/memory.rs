@@ -110,24 +110,26 @@ fn ranks_have_their_shares_of_experts() {
     }
 }
 
-/// The CPU caches a row of latents for all heads, twice; GPUs, and loads with room for adapters, cache
-/// each head's keys and values.
+/// The CPU caches a row of latents for all heads, twice, and GPUs once where they are loaded for many
+/// sequences; other GPUs, and loads with room for adapters, cache each head's keys and values.
 #[test]
 fn latents_are_cached_once_for_all_heads() {
     for case in ["deepseek3", "deepseek3/model.q8_0.gguf", "minicpm3"] {
         let path = root().join(case);
-        let planned = |device: &str, adapters: Adapters| {
+        let planned = |device: &str, batched: bool, adapters: Adapters| {
             let (cache_type, context) = (CacheType::F32, Some(256));
             let on = LoadOptions::on(device.parse().unwrap());
-            let options = LoadOptions { adapters, cache_type, context, ..on };
+            let options = LoadOptions { adapters, cache_type, context, batched, ..on };
             Engine::prepare(&path, &options).unwrap().plan()[0].cache
         };
         let none = Adapters::default;
         let room = Adapters { more: 1, rank: 4, ..none() };
-        let (latents, heads) = (planned("cpu", none()), planned("cpu", room));
+        let (latents, heads) = (planned("cpu", false, none()), planned("cpu", false, room));
         println!("{case}: {latents} bytes for {heads}");
         assert!(latents < heads, "{case}: {latents} of {heads}");
-        assert!(planned("sim", none()) > 2 * latents, "{case}");
+        assert!(planned("sim", false, none()) > 2 * latents, "{case}");
+        let crowded = planned("sim", true, none());
+        assert!(crowded < latents, "{case}: {crowded}, {latents} twice");
     }
 }
 

@@ -9,7 +9,7 @@ use tile::types::Scalar;
 use super::decode::{
     DecodeLoad, DecodeSchedule, KeyShares, attention_decode, attention_decode_codes,
 };
-use super::{AttentionForm, Scores};
+use super::{AttentionForm, Scores, WideTiling};
 use crate::kv_write::{reference_q8_0, reference_turbo, slot};
 use crate::trial::{every_float, random};
 use crate::tuned::{ForAttention, HOPPER};
@@ -21,6 +21,7 @@ pub(crate) struct Scene {
     pub(crate) kv_heads: usize,
     pub(crate) group: usize,
     pub(crate) head_dim: usize,
+    pub(crate) keys_only: bool,
     pub(crate) window: Option<usize>,
     pub(crate) chunked: bool,
     pub(crate) cap: Option<f32>,
@@ -45,6 +46,7 @@ impl Default for Scene {
             kv_heads: 2,
             group: 2,
             head_dim: 64,
+            keys_only: false,
             window: None,
             chunked: false,
             cap: None,
@@ -71,6 +73,7 @@ impl Scene {
         AttentionForm {
             head_dim: self.head_dim as u32,
             group: self.group as u32,
+            keys_only: self.keys_only,
             window: self.window.is_some(),
             chunked: self.chunked,
             softcap: self.cap.is_some(),
@@ -141,6 +144,11 @@ impl Scene {
         used
     }
 
+    /// The seed of values: that of keys if values are keys.
+    fn values(&self) -> u64 {
+        if self.keys_only { 2 } else { 3 }
+    }
+
     /// A cache of `C`, NaN where no position lies.
     pub(crate) fn plain(&self, stored: Scalar) -> Stores {
         let width = self.kv_heads * self.head_dim;
@@ -152,7 +160,7 @@ impl Scene {
             }
             Buffer::floats(stored, &values)
         };
-        let buffers = vec![fill(2), fill(3)];
+        let buffers = vec![fill(2), fill(self.values())];
         Stores { keys: buffers[0].to_f32(), values: buffers[1].to_f32(), buffers }
     }
 
@@ -172,7 +180,7 @@ impl Scene {
             let seen: Vec<f32> = (0..8 * words.len()).map(|i| code(i) * scales[i / 32]).collect();
             (seen, [Buffer::words(&words), Buffer::floats(Scalar::F16, &scales)])
         };
-        let [(keys, key_buffers), (values, value_buffers)] = [fill(2), fill(3)];
+        let [(keys, key_buffers), (values, value_buffers)] = [fill(2), fill(self.values())];
         Stores { keys, values, buffers: [key_buffers, value_buffers].concat() }
     }
 
@@ -192,7 +200,7 @@ impl Scene {
             let codes = codes.into_iter().map(|c| c as u8).collect();
             (Buffer::raw(Scalar::I8, codes), Buffer::floats(Scalar::F16, &scales), seen)
         };
-        let ((k, ks, keys), (v, vs, values)) = (fill(2), fill(3));
+        let ((k, ks, keys), (v, vs, values)) = (fill(2), fill(self.values()));
         Stores { buffers: vec![k, ks, v, vs], keys, values }
     }
 
@@ -481,6 +489,70 @@ fn matrix_scenes() -> Vec<(Scene, usize)> {
     ]
 }
 
+/// Decoding by all simdgroups of a group together, over values that are their keys.
+fn together_scenes() -> Vec<(Scene, usize)> {
+    let wide =
+        |tiles, columns, stages| DecodeSchedule::Together(WideTiling { tiles, columns, stages });
+    let of = |why, schedule, block| {
+        let form = Scene { kv_heads: 1, group: 4, keys_only: true, ..Scene::default() };
+        Scene { why, schedule, block, ..form }
+    };
+    vec![
+        (Scene { rows: vec![(0, 0)], ..of("together: one query, one key", wide(1, 2, 2), 32) }, 1),
+        (
+            Scene {
+                rows: vec![(0, 70), (1, u32::MAX), (2, 129), (1, 5)],
+                ..of("together: rows of unlike lengths, one idle", wide(1, 4, 1), 64)
+            },
+            1,
+        ),
+        (Scene { rows: vec![(0, 200)], ..of("together: three stages", wide(1, 2, 3), 32) }, 2),
+        (
+            Scene {
+                group: 20,
+                rows: vec![(0, 150), (1, 40)],
+                ..of("together: twenty heads, shared by three", wide(2, 2, 3), 32)
+            },
+            3,
+        ),
+        (
+            Scene {
+                head_dim: 144,
+                group: 32,
+                rows: vec![(0, 90)],
+                ..of("together: packs of sixteen, heads of 144", wide(1, 2, 2), 64)
+            },
+            2,
+        ),
+        (
+            Scene {
+                shares: KeyShares::Own { most: 64, parts: 3 },
+                rows: vec![(0, 250), (1, 63), (2, 3)],
+                ..of("together: shares by their own lengths", wide(1, 2, 2), 32)
+            },
+            3,
+        ),
+        (
+            Scene {
+                cap: Some(5.0),
+                sinks: true,
+                window: Some(45),
+                rows: vec![(0, 100), (1, 3)],
+                ..of("together: a bound, sinks and a window", wide(1, 2, 2), 32)
+            },
+            2,
+        ),
+        (
+            Scene {
+                chosen: Some(37),
+                rows: vec![(0, 130), (1, 20), (0, 36)],
+                ..of("together: chosen positions", wide(1, 2, 2), 32)
+            },
+            1,
+        ),
+    ]
+}
+
 pub(crate) fn decode() -> Vec<Case> {
     fn of(query: Scalar, stored: Scalar, every: usize) -> Vec<Case> {
         let odd =
@@ -498,6 +570,7 @@ pub(crate) fn decode() -> Vec<Case> {
         }
         if stored.bytes() == 2 && query == stored {
             scenes.extend(matrix_scenes());
+            scenes.extend(together_scenes());
         }
         let case = |(s, splits): (Scene, usize)| {
             s.decode(
@@ -543,6 +616,8 @@ fn decode_q8_0() -> Vec<Case> {
         if query.bytes() == 2 {
             let coded = |scene: &Scene| matches!(scene.head_dim, 64 | 128);
             scenes.extend(matrix_scenes().into_iter().filter(|(scene, _)| coded(scene)));
+            let whole = |scene: &Scene| scene.head_dim.is_multiple_of(32);
+            scenes.extend(together_scenes().into_iter().filter(|(scene, _)| whole(scene)));
         }
         scenes.into_iter().map(case).collect()
     }
@@ -620,8 +695,29 @@ pub(crate) fn decode_benches() -> Vec<Bench> {
         };
         LONG.into_iter().map(bench).collect()
     }
+    let latents = LATENTS.into_iter().map(|(rows, heads, keys)| latent_bench(rows, heads, keys));
     let all = |of| [None].into_iter().chain(OTHERS.map(Some)).map(move |other| many(of, other));
-    every_float(of).into_iter().chain(MANY.into_iter().flat_map(all)).collect()
+    every_float(of).into_iter().chain(MANY.into_iter().flat_map(all)).chain(latents).collect()
+}
+
+/// Rows over latents that all heads share, their heads, and keys of each.
+const LATENTS: [(usize, usize, usize); 5] =
+    [(1, 16, 8192), (1, 20, 8192), (1, 128, 8192), (16, 20, 4096), (128, 20, 4096)];
+
+fn latent_bench(rows: usize, heads: usize, keys: usize) -> Bench {
+    let (query, shape) = (Scalar::BF16, (1, heads, 576, keys));
+    let load = match rows {
+        1 => FEW,
+        2..64 => DecodeLoad::Several,
+        _ => DecodeLoad::Many,
+    };
+    let form = AttentionForm { keys_only: true, ..AttentionForm::plain(576, heads as u32) };
+    let schedule = DecodeSchedule::pick(form, query, query, u32::MAX, load, SHARED, TUNED);
+    let shares = schedule.shares(load, TUNED);
+    let kernel = attention_decode(query, query, form, schedule, shares);
+    let stores = |n| vec![Fill::Noise(query, n), Fill::Noise(query, 8)];
+    let bench = decode_bench(query, kernel, schedule, shares, rows, stores, 16, shape);
+    Bench { bytes: bench.bytes / 2, ..bench }
 }
 
 /// Beside what is picked for [`MANY`]: simdgroups, their batches in shared memory, and keys of a

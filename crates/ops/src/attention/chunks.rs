@@ -8,8 +8,10 @@ use tile::types::Scalar;
 
 use super::cases::{Scene, Stores};
 use super::prefill::{
-    PrefillTiling, ValueLayout, attention_dense, attention_prefill, attention_prefill_codes,
+    PrefillSchedule, PrefillTiling, ValueLayout, attention_dense, attention_prefill,
+    attention_prefill_codes,
 };
+use super::wide::WideTiling;
 use super::{AttentionForm, Scores};
 use crate::trial::random;
 use crate::tuned::{HOPPER, NVIDIA};
@@ -110,8 +112,36 @@ impl Scene {
     }
 }
 
-/// The scenes that chunks are tested on, with the tiling of each.
-fn scenes() -> Vec<(Scene, PrefillTiling)> {
+/// The scenes that chunks are tested on, with the schedule of each.
+fn scenes() -> Vec<(Scene, PrefillSchedule)> {
+    let apart = apart_scenes().into_iter().map(|(s, tiling)| (s, PrefillSchedule::Apart(tiling)));
+    let together = wide_scenes().into_iter();
+    apart.chain(together.map(|(s, tiling)| (s, PrefillSchedule::Together(tiling)))).collect()
+}
+
+/// Rows that all simdgroups share.
+fn wide_scenes() -> Vec<(Scene, WideTiling)> {
+    let wide = |tiles, columns, stages| WideTiling { tiles, columns, stages };
+    let ragged = || chunks(&[(0, 16, 17)]);
+    let of = |why| Scene { why, rows: ragged(), kv_heads: 1, group: 1, ..Scene::default() };
+    let only = |why| Scene { keys_only: true, group: 2, ..of(why) };
+    let several = || chunks(&[(1, 0, 5), (0, 20, 40), (2, 63, 3)]);
+    vec![
+        (Scene { kv_heads: 2, group: 2, ..of("together, a tile of keys") }, wide(1, 1, 2)),
+        (Scene { rows: several(), ..of("together, several sequences") }, wide(2, 2, 2)),
+        (Scene { head_dim: 80, ..of("together, heads of 80 for two simdgroups") }, wide(1, 2, 2)),
+        (Scene { head_dim: 272, ..of("together, heads of 272") }, wide(1, 1, 2)),
+        (only("together, values that are keys"), wide(1, 2, 2)),
+        (Scene { rows: several(), ..only("together, one stage of keys") }, wide(2, 1, 1)),
+        (Scene { window: Some(20), rows: several(), ..of("together, a window") }, wide(1, 2, 2)),
+        (Scene { window: Some(7), chunked: true, ..of("together, in chunks") }, wide(2, 1, 2)),
+        (Scene { cap: Some(3.0), sinks: true, ..of("together, a bound and sinks") }, wide(1, 2, 2)),
+        (Scene { slopes: true, group: 2, ..of("together, slopes") }, wide(1, 1, 2)),
+    ]
+}
+
+/// Rows that each simdgroup has for itself.
+fn apart_scenes() -> Vec<(Scene, PrefillTiling)> {
     let of = Scene::default;
     let small = |head_dim| PrefillTiling::pick(head_dim, 32 << 10, &NVIDIA.attention);
     // Two tiles per simdgroup, in the shared memory that every device has.
@@ -165,8 +195,8 @@ fn every_half<X>(of: impl Fn(Scalar) -> Vec<X>) -> Vec<X> {
 
 pub(super) fn prefill() -> Vec<Case> {
     fn of(scalar: Scalar) -> Vec<Case> {
-        let case = |(s, tiling): (Scene, PrefillTiling)| {
-            s.prefill(scalar, attention_prefill(scalar, s.form(), tiling), s.plain(scalar))
+        let case = |(s, schedule): (Scene, PrefillSchedule)| {
+            s.prefill(scalar, attention_prefill(scalar, s.form(), schedule), s.plain(scalar))
         };
         scenes().into_iter().map(case).collect()
     }
@@ -178,20 +208,20 @@ pub(super) fn prefill_codes() -> Vec<Case> {
         [Scalar::I8, Scalar::U32].into_iter().flat_map(|codes| coded(scalar, codes)).collect()
     }
     fn coded(scalar: Scalar, codes: Scalar) -> Vec<Case> {
-        let case = |(s, tiling): (Scene, PrefillTiling)| {
+        let case = |(s, schedule): (Scene, PrefillSchedule)| {
             let mut stores = if codes == Scalar::U32 { s.turbo() } else { s.q8_0() };
             // The matrix units take what was decoded in their own type.
             for values in [&mut stores.keys, &mut stores.values] {
                 *values = Buffer::floats(scalar, values).to_f32();
             }
-            s.prefill(scalar, attention_prefill_codes(scalar, codes, s.form(), tiling), stores)
+            s.prefill(scalar, attention_prefill_codes(scalar, codes, s.form(), schedule), stores)
         };
-        let whole = |(s, _): &(Scene, PrefillTiling)| s.head_dim.is_multiple_of(32);
+        let whole = |(s, _): &(Scene, PrefillSchedule)| s.head_dim.is_multiple_of(32);
         // Queries do not lie where keys come to, so that nothing else has been there.
         let why = "two tiles each, fewer keys than a block has";
         let rows = chunks(&[(0, 0, 5)]);
         let few = Scene { why, rows, kv_heads: 1, group: 1, ..Scene::default() };
-        let few = (few, PrefillTiling { simds: 1, tiles: 2, keys: 32 });
+        let few = (few, PrefillSchedule::Apart(PrefillTiling { simds: 1, tiles: 2, keys: 32 }));
         scenes().into_iter().filter(whole).step_by(2).chain([few]).map(case).collect()
     }
     every_half(of)
@@ -278,10 +308,21 @@ pub(super) fn prefill_benches() -> Vec<Bench> {
     fn of(scalar: Scalar) -> Vec<Bench> {
         let one = |shape: Shape| {
             let (form, tiling, n) = of_shape(shape);
-            let stores = vec![Fill::Noise(scalar, n); 2];
-            bench(scalar, attention_prefill(scalar, form, tiling), stores, shape, true)
+            let (stores, schedule) =
+                (vec![Fill::Noise(scalar, n); 2], PrefillSchedule::Apart(tiling));
+            bench(scalar, attention_prefill(scalar, form, schedule), stores, shape, true)
         };
-        PROMPTS.into_iter().map(one).collect()
+        let wide = |(shape, keys_only): (Shape, bool)| {
+            let (form, _, n) = of_shape(shape);
+            let form = AttentionForm { keys_only, ..form };
+            let stores = vec![Fill::Noise(scalar, n); 2];
+            let schedule = PrefillSchedule::pick(form, 227 << 10, &HOPPER.attention);
+            let kernel = attention_prefill(scalar, form, schedule.expect("room"));
+            bench(scalar, kernel, stores, shape, true)
+        };
+        // Gemma 4's longest heads, and GLM-4.7-Flash's latents.
+        let long = [((2, 4, 512, 8192), false), ((1, 20, 576, 8192), true)];
+        PROMPTS.into_iter().map(one).chain(long.into_iter().map(wide)).collect()
     }
     every_half(of)
 }
@@ -291,7 +332,8 @@ pub(super) fn prefill_q8_0_benches() -> Vec<Bench> {
         let (form, tiling, n) = of_shape(shape);
         let store = [Fill::Noise(Scalar::I8, n), Fill::Noise(Scalar::F16, n / 32)];
         let stores = [store.clone(), store].concat();
-        let kernel = attention_prefill_codes(Scalar::BF16, Scalar::I8, form, tiling);
+        let schedule = PrefillSchedule::Apart(tiling);
+        let kernel = attention_prefill_codes(Scalar::BF16, Scalar::I8, form, schedule);
         bench(Scalar::BF16, kernel, stores, shape, true)
     };
     PROMPTS.into_iter().map(one).collect()

@@ -8,11 +8,13 @@
 //! simdgroups and groups are merged at the end.
 //!
 //! A simdgroup multiplies in one of two ways ([`DecodeSchedule`]): `lanes`, which any types and any
-//! target allow, and `matrix`, which makes the query heads of a pack the rows of a tile.
+//! target allow, and `matrix`, which makes the query heads of a pack the rows of a tile. For long
+//! heads whose keys are their values all simdgroups of a group multiply `together`.
 
 mod batches;
 mod lanes;
 mod matrix;
+mod together;
 
 use tile::dsl::*;
 use tile::ir::{AtomicOp, LoadHint, Reduce};
@@ -20,6 +22,7 @@ use tile::launch::{Mode, Requirement};
 
 use self::batches::{Codes, Numbers};
 use super::form::{AttentionForm, Extras, FLOOR, Stored, ceil_div, require_aligned};
+use super::wide::WideTiling;
 use crate::kv_write::Cache;
 use crate::sweep::{require_lengths, when};
 use crate::tuned::ForAttention;
@@ -52,6 +55,9 @@ pub enum DecodeSchedule {
         /// it multiplies.
         stages: u32,
     },
+    /// All simdgroups of a group multiply together, by matrix units: keys that are the values, of
+    /// whole tiles of elements; forms without slopes.
+    Together(WideTiling),
 }
 
 /// The sequences that a device is loaded for.
@@ -83,6 +89,20 @@ impl DecodeSchedule {
         tuned: &ForAttention,
     ) -> DecodeSchedule {
         let d = form.head_dim;
+        if form.keys_only && query != Scalar::F32 && d.is_multiple_of(16) && !form.slopes {
+            let rows = DecodeSchedule::pack(form, 32);
+            let fits = |wide: &&WideTiling| {
+                wide.bytes(d, true) + 4 * rows * MOST_SPLITS <= shared
+                    && together::fits(**wide, d, true)
+            };
+            // As few tiles as have room for all heads of a pack, or else one.
+            let tiles = [rows.div_ceil(16), 1];
+            let alike =
+                |tiles: &u32| tuned.wide_rows.iter().filter(|wide| wide.tiles == *tiles).find(fits);
+            if let Some(wide) = tiles.iter().find_map(alike) {
+                return DecodeSchedule::Together(*wide);
+            }
+        }
         let crowds = length < tuned.crowded.0 && form.group * d >= tuned.crowded.1;
         // On devices with less, Apple's, lanes read all at once what they work on.
         let roomy = shared >= LARGE;
@@ -120,6 +140,8 @@ impl DecodeSchedule {
     pub fn shares(self, load: DecodeLoad, tuned: &ForAttention) -> KeyShares {
         match (load, self) {
             (DecodeLoad::Few, _) => KeyShares::Launched,
+            (DecodeLoad::Several, DecodeSchedule::Together(_)) => tuned.own_wide[0],
+            (DecodeLoad::Many, DecodeSchedule::Together(_)) => tuned.own_wide[1],
             (DecodeLoad::Many, DecodeSchedule::Matrix { .. }) => tuned.own[1],
             _ => tuned.own[0],
         }
@@ -133,9 +155,12 @@ impl DecodeSchedule {
             DecodeSchedule::Lanes { .. } => 2,
             // Shared memory has room for one.
             DecodeSchedule::Matrix { simds, .. } => (8 / simds).max(1),
+            DecodeSchedule::Together(_) => 1,
         };
+        // One group merges the parts of all heads of a pack, which are long.
+        let least = if matches!(self, DecodeSchedule::Together(_)) { 384 } else { 64 };
         let busy = each * processors / heads.max(1);
-        busy.min(length.div_ceil(64)).clamp(1, MOST_SPLITS)
+        busy.min(length.div_ceil(least)).clamp(1, MOST_SPLITS)
     }
 
     /// The work of a group for a form, over a cache; elements of the cache and of queries have
@@ -144,9 +169,16 @@ impl DecodeSchedule {
         let (simds, keys, most) = match self {
             DecodeSchedule::Lanes { stages } => lanes::plan(form, bytes, stages),
             DecodeSchedule::Matrix { simds, keys, .. } => (simds, keys, matrix::HEADS),
+            DecodeSchedule::Together(tiling) => (tiling.simds(), tiling.keys(), tiling.rows()),
         };
-        let pack = (1..=most).rev().find(|p| form.group.is_multiple_of(*p)).unwrap_or(1);
-        Plan { head_dim: form.head_dim, pack, simds, keys }
+        let softmaxes = if matches!(self, DecodeSchedule::Together(_)) { 1 } else { simds };
+        let pack = DecodeSchedule::pack(form, most);
+        Plan { head_dim: form.head_dim, pack, simds, softmaxes, keys }
+    }
+
+    /// Query heads that a group works for, where it can for up to `most`.
+    fn pack(form: AttentionForm, most: u32) -> u32 {
+        (1..=most).rev().find(|p| form.group.is_multiple_of(*p)).unwrap_or(1)
     }
 }
 
@@ -186,7 +218,9 @@ struct Plan {
     pack: u32,
     /// Simdgroups of a group.
     simds: u32,
-    /// Keys that a simdgroup takes at once: a multiple of them must make a block of the cache.
+    /// Softmaxes of a group: one for each simdgroup, or one for all.
+    softmaxes: u32,
+    /// Keys that a softmax takes at once: a multiple of them must make a block of the cache.
     keys: u32,
 }
 
@@ -239,6 +273,11 @@ pub fn attention_decode(
             let batches = Numbers::new(plan, stages, [keys, values]);
             matrix::attend(plan, stages, extras, q, batches, &cache, scale, span)
         }
+        DecodeSchedule::Together(tiling) => {
+            let stores = [keys, values].map(Stored::numbers);
+            let only = form.keys_only;
+            together::attend(plan, tiling, only, extras, q, stores, &cache, scale, span)
+        }
     };
     decode(form, plan, shares, &cache, y, Scratch { partial, stats, counters }, attend);
 }
@@ -283,6 +322,10 @@ pub fn attention_decode_codes(
             let batches = Codes::new(query, plan, stages, [keys, values]);
             matrix::attend(plan, stages, extras, q, batches, &cache, scale, span)
         }
+        DecodeSchedule::Together(tiling) => {
+            let (stores, only) = ([keys, values], form.keys_only);
+            together::attend(plan, tiling, only, extras, q, stores, &cache, scale, span)
+        }
     };
     decode(form, plan, shares, &cache, y, Scratch { partial, stats, counters }, attend);
 }
@@ -319,7 +362,7 @@ fn decode(
     scratch: Scratch,
     attend: impl FnOnce(&Extras, Span) -> Softmaxes,
 ) {
-    let Plan { head_dim: d, pack, simds, keys } = plan;
+    let Plan { head_dim: d, pack, simds, softmaxes, keys } = plan;
     let packs = form.group / pack;
     launch(Mode::Tile, [dim("splits"), dim("kv_heads") * packs, dim("rows")], 32 * simds);
     let heads = dim("rows") * (dim("kv_heads") * form.group);
@@ -351,7 +394,7 @@ fn decode(
     };
     // Shares begin where a simdgroup's keys lie in one block.
     let aligned = first / keys * keys;
-    let step = keys * simds;
+    let step = keys * softmaxes;
     let parts = match shares {
         KeyShares::Launched => groups(0),
         KeyShares::Own { most, parts } => ceil_div(end - aligned, most).min(parts).max(1u32),
@@ -460,7 +503,7 @@ impl Part {
         strided(pack * d).each(|i| {
             let (head, element) = (i / d, i % d);
             let starts: Vec<Val<u32>> =
-                (0..self.plan.simds).map(|simd| (simd * heads + head) * width).collect();
+                (0..self.plan.softmaxes).map(|own| (own * heads + head) * width).collect();
             let tops: Vec<Val<f32>> = starts.iter().map(|&at| rows.get(at + top)).collect();
             let sink = self.sink.as_ref().map(|sink| sink(head));
             let start = sink.map_or_else(|| FLOOR.val(), |(logit, _)| logit);

@@ -23,6 +23,8 @@ pub struct AttentionForm {
     pub head_dim: u32,
     /// Query heads per key/value head.
     pub group: u32,
+    /// Whether values are the keys, and both buffers one.
+    pub keys_only: bool,
     /// Whether a query sees a limited number of the latest keys: the constant `window`.
     pub window: bool,
     /// Whether those are the keys of its own chunk of `window` positions.
@@ -46,6 +48,7 @@ impl AttentionForm {
         AttentionForm {
             head_dim,
             group,
+            keys_only: false,
             window: false,
             chunked: false,
             softcap: false,

@@ -14,18 +14,24 @@ pub mod prefill;
 mod cases;
 mod chunks;
 mod form;
+mod wide;
 
 use crate::operation::{
     ActivationPrecision, CacheUse, CachedLayer, CachedWork, Operand, Operation, ReferenceCall,
     Sharding, StateAccess,
 };
+use crate::tuned::ForAttention;
 use crate::{Shape, arity, expect};
+use decode::{DecodeLoad, DecodeSchedule};
 use formats::Result;
+use prefill::PrefillSchedule;
 use tile::case::Spec;
+use tile::types::Scalar;
 
 pub(crate) use cases::{Scene, Stores};
 pub use form::AttentionForm;
 pub(crate) use form::{Extras, Stored, require_aligned};
+pub use wide::WideTiling;
 
 /// The kernels, their cases and benchmarks.
 pub(crate) const KERNELS: &[Spec] = &[
@@ -188,6 +194,16 @@ impl Operation for Attention {
     fn precision(&self) -> ActivationPrecision {
         ActivationPrecision::Queries
     }
+}
+
+/// Whether rows of `width` elements that are keys and values of up to 32 heads are attended to by
+/// matrix units, in prompts and by single tokens, with `shared` bytes of shared memory per group.
+pub fn takes_latents(width: u32, shared: u32, tuned: &ForAttention) -> bool {
+    let form = AttentionForm { keys_only: true, ..AttentionForm::plain(width, 32) };
+    let (scalar, load) = (Scalar::BF16, DecodeLoad::Few);
+    let alone = DecodeSchedule::pick(form, scalar, scalar, u32::MAX, load, shared, tuned);
+    let prompts = PrefillSchedule::pick(form, shared, tuned);
+    matches!(alone, DecodeSchedule::Together(_)) && prompts.is_some()
 }
 
 impl Attention {

@@ -9,6 +9,8 @@
 //!
 //! Tokens of f32 have no matrix unit: [`super::decode`] takes each as a row of its own.
 
+mod together;
+
 use tile::dsl::*;
 use tile::instr::UnaryOp;
 use tile::ir::{LoadHint, Reduce};
@@ -16,6 +18,7 @@ use tile::launch::{Mode, Requirement};
 
 use super::decode::LARGE;
 use super::form::{AttentionForm, Extras, FLOOR, MASKED, Stored, require_aligned};
+use super::wide::WideTiling;
 use crate::kv_write::Cache;
 use crate::sweep::{begin, require_lengths, when};
 use crate::tuned::ForAttention;
@@ -55,6 +58,48 @@ impl PrefillTiling {
     }
 }
 
+/// How a threadgroup works for its query rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PrefillSchedule {
+    /// Each simdgroup has rows of its own.
+    Apart(PrefillTiling),
+    /// All simdgroups share them: for heads of more than [`MOST`] elements.
+    Together(WideTiling),
+}
+
+/// The most elements of heads whose rows a simdgroup has for itself.
+pub const MOST: u32 = 256;
+
+impl PrefillSchedule {
+    /// Picks the blocks for a form, on a device with `shared` bytes of shared memory per group;
+    /// `None` for heads that matrix units do not take, or that need more than there is.
+    pub fn pick(form: AttentionForm, shared: u32, tuned: &ForAttention) -> Option<PrefillSchedule> {
+        let d = form.head_dim;
+        if !d.is_multiple_of(16) || form.chosen {
+            return None;
+        }
+        if d <= MOST {
+            return Some(PrefillSchedule::Apart(PrefillTiling::pick(d, shared, tuned)));
+        }
+        let fits = |wide: &&WideTiling| wide.bytes(d, form.keys_only) <= shared;
+        tuned.wide.iter().find(fits).map(|wide| PrefillSchedule::Together(*wide))
+    }
+
+    fn rows(self) -> u32 {
+        match self {
+            PrefillSchedule::Apart(tiling) => tiling.rows(),
+            PrefillSchedule::Together(tiling) => tiling.rows(),
+        }
+    }
+
+    fn threads(self) -> u32 {
+        match self {
+            PrefillSchedule::Apart(tiling) => tiling.threads(),
+            PrefillSchedule::Together(tiling) => 32 * tiling.simds(),
+        }
+    }
+}
+
 /// How keys and values lie that are no block pool: of each sequence one array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ValueLayout {
@@ -84,14 +129,14 @@ pub fn attention_prefill(
     scale: Const<f32>,
     scalar: Scalar,
     form: AttentionForm,
-    tiling: PrefillTiling,
+    schedule: PrefillSchedule,
 ) {
     let head_dim = form.head_dim.val();
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
     require_aligned(&["keys", "values"]);
     let step = Step { q, y, lse: None, positions, starts, kv_heads, scale };
     let [keys, values] = [keys, values].map(Stored::numbers);
-    prefill(form, tiling, step, keys, values, Paged(cache));
+    prefill(form, schedule, step, keys, values, Paged(cache));
 }
 
 /// As [`attention_prefill`], over a cache of codes, decoded on the way: i8 is q8_0, u32 turbo. 32
@@ -115,7 +160,7 @@ pub fn attention_prefill_codes(
     scalar: Scalar,
     codes: Scalar,
     form: AttentionForm,
-    tiling: PrefillTiling,
+    schedule: PrefillSchedule,
 ) {
     let head_dim = form.head_dim.val();
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
@@ -123,7 +168,7 @@ pub fn attention_prefill_codes(
     let keys = Stored::codes(key_codes, key_scales);
     let values = Stored::codes(value_codes, value_scales);
     let step = Step { q, y, lse: None, positions, starts, kv_heads, scale };
-    prefill(form, tiling, step, keys, values, Paged(cache));
+    prefill(form, schedule, step, keys, values, Paged(cache));
 }
 
 /// As [`attention_prefill`], over arrays of `length` keys and values per chunk instead of a cache.
@@ -150,7 +195,7 @@ pub fn attention_dense(
     let step = Step { q, y, lse: None, positions, starts, kv_heads, scale };
     let dense = Dense { layout, length, kv_heads, head_dim: form.head_dim };
     let [keys, values] = [keys, values].map(Stored::numbers);
-    prefill(form, tiling, step, keys, values, dense);
+    prefill(form, PrefillSchedule::Apart(tiling), step, keys, values, dense);
 }
 
 /// As [`attention_prefill`], among the rows of whole sequences that lie one behind the other, as a
@@ -178,7 +223,7 @@ pub fn attention_packed(
     let step = Step { q, y, lse: Some(lse), positions, starts, kv_heads, scale };
     let packed = Packed { kv_heads, head_dim: form.head_dim };
     let [keys, values] = [keys, values].map(Stored::numbers);
-    prefill(form, tiling, step, keys, values, packed);
+    prefill(form, PrefillSchedule::Apart(tiling), step, keys, values, packed);
 }
 
 /// The buffers and constants that all prefill kernels bind.
@@ -345,7 +390,7 @@ pub(crate) fn bring(
     d: u32,
     rows: u32,
     stored: Stored,
-    (to, at): (Shared, u32),
+    (to, at): (Shared, impl IntoVal<u32> + Copy),
     from: impl Fn(u32, Val<u32>) -> Val<u32>,
     left: Val<u32>,
 ) {
@@ -357,7 +402,7 @@ pub(crate) fn bring(
             let (row, element) = (i / per_row, i % per_row * 8u32);
             let one = || {
                 let keep = Order::lt(row + 16 * slab, left);
-                let to_at = at + (row + 16 * slab) * (d + PAD) + element;
+                let to_at = at.val() + (row + 16 * slab) * (d + PAD) + element;
                 stage(stored, to, to_at, from(slab, row) + element, keep);
             };
             match done + threads <= 16 * per_row {
@@ -375,17 +420,17 @@ pub(crate) const PAD: u32 = 8;
 /// The body of all kernels.
 fn prefill(
     form: AttentionForm,
-    tiling: PrefillTiling,
+    schedule: PrefillSchedule,
     step: Step,
     keys: Stored,
     values: Stored,
     place: impl Rows,
 ) {
     let d = form.head_dim;
-    let rows = tiling.rows();
+    let rows = schedule.rows();
     let heads = dim("kv_heads") * form.group;
     let blocks = dim("longest").ceil_div(rows);
-    launch(Mode::Tile, [heads.clone(), blocks, dim("batch")], tiling.threads());
+    launch(Mode::Tile, [heads.clone(), blocks, dim("batch")], schedule.threads());
     require_lengths(&[
         ("q", dim("tokens") * heads.clone() * d),
         ("y", dim("tokens") * heads * d),
@@ -402,15 +447,24 @@ fn prefill(
     // The last rows see the most keys: they go first.
     let offset = (groups(1) - 1u32 - group_id_of(1)) * rows;
     when(Order::lt(offset, count), || {
-        let flash = Flash { form, tiling, step, extras, first_row, offset, left: count - offset };
-        flash.run(keys, values, place);
+        let left = count - offset;
+        match schedule {
+            PrefillSchedule::Apart(tiling) => {
+                let flash = Flash { form, tiling, step, extras, first_row, offset, left };
+                flash.run(keys, values, place);
+            }
+            PrefillSchedule::Together(tiling) => {
+                let flash = Flash { form, tiling, step, extras, first_row, offset, left };
+                flash.share(keys, values, place);
+            }
+        }
     });
 }
 
 /// One threadgroup's work.
-struct Flash {
+struct Flash<T> {
     form: AttentionForm,
-    tiling: PrefillTiling,
+    tiling: T,
     step: Step,
     extras: Extras,
     /// The chunk's first row.
@@ -421,7 +475,7 @@ struct Flash {
     left: Val<u32>,
 }
 
-impl Flash {
+impl Flash<PrefillTiling> {
     fn run(&self, keys: Stored, values: Stored, place: impl Rows) {
         let PrefillTiling { tiles, keys: step, .. } = self.tiling;
         let (d, rows) = (self.form.head_dim, self.tiling.rows());
@@ -578,18 +632,7 @@ impl Flash {
                 let rows = Frag::row_numbers() + Frag::filled_u32(own + 16 * r);
                 for j in 0..keys / 16 {
                     let columns = Frag::col_numbers() + Frag::filled_u32(key + 16 * j);
-                    let mut seen = columns.le(rows);
-                    if let Some(chunk) = self.extras.window.filter(|_| self.extras.chunked) {
-                        let chunk = Frag::filled_u32(chunk);
-                        seen = seen.and((rows / chunk * chunk).le(columns));
-                    } else if let Some(window) = self.extras.window {
-                        // Sums stay far below 2^32, as positions do.
-                        let reach = Frag::filled_u32(window.min(1u32 << 30));
-                        seen = seen.and(rows.lt(columns + reach));
-                    }
-                    if let Some(limit) = limit {
-                        seen = seen.and(columns.lt(Frag::filled_u32(limit)));
-                    }
+                    let seen = self.seen(rows, columns, limit);
                     let at = r * (keys / 16) + j;
                     running.scores.set(at, seen.select(running.scores.get(at), masked));
                 }
@@ -681,7 +724,7 @@ impl Flash {
     }
 }
 
-impl Flash {
+impl Flash<PrefillTiling> {
     /// Writes the natural logarithms of the denominators of the rows that there are.
     fn store_lse(&self, running: &Running, lse: Out, own: Val<u32>, outer: Val<f32>) {
         let heads = self.step.kv_heads * self.form.group;
@@ -700,6 +743,33 @@ impl Flash {
             });
             simd_barrier();
         }
+    }
+}
+
+impl<T> Flash<T> {
+    /// Which of the keys at the positions `columns` the rows at the positions `rows` see.
+    #[track_caller]
+    fn seen(&self, rows: Frag, columns: Frag, limit: Option<Val<u32>>) -> Frag {
+        let mut seen = columns.le(rows);
+        if let Some(chunk) = self.extras.window.filter(|_| self.extras.chunked) {
+            let chunk = Frag::filled_u32(chunk);
+            seen = seen.and((rows / chunk * chunk).le(columns));
+        } else if let Some(window) = self.extras.window {
+            // Sums stay far below 2^32, as positions do.
+            let reach = Frag::filled_u32(window.min(1u32 << 30));
+            seen = seen.and(rows.lt(columns + reach));
+        }
+        if let Some(limit) = limit {
+            seen = seen.and(columns.lt(Frag::filled_u32(limit)));
+        }
+        seen
+    }
+
+    /// Where a row's elements of this group's head begin.
+    #[track_caller]
+    fn row(&self, row: Val<u32>) -> Val<u32> {
+        let heads = self.step.kv_heads * self.form.group;
+        ((self.first_row + self.offset + row) * heads + group_id()) * self.form.head_dim
     }
 }
 

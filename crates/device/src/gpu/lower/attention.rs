@@ -1,10 +1,11 @@
 //! Lowering of attention, rotary embedding and cache writes.
 
 use formats::{Error, Result};
+use ops::attention::AttentionForm;
 use ops::attention::decode::{
     DecodeLoad, DecodeSchedule, KeyShares, attention_decode, attention_decode_codes,
 };
-use ops::attention::prefill::{PrefillTiling, attention_prefill, attention_prefill_codes};
+use ops::attention::prefill::{PrefillSchedule, attention_prefill, attention_prefill_codes};
 use ops::indexer::kernels::{IndexForm, index_choose, index_scores, index_scores_codes};
 use ops::kv_write::{kv_write, kv_write_codes, rotate_blocks};
 use ops::rope_write::{self, Variant, rope_write, rope_write_codes};
@@ -28,11 +29,27 @@ const SCORES: usize = 3;
 const SCORED: usize = 1 << 22;
 
 impl Lowering {
-    /// Whether prompt rows are attended to in tiles. The matrix units take 16-bit elements, 16 at a
-    /// time.
-    fn tiled(&self, op: &Attention) -> bool {
-        let tiles = op.head_dim.is_multiple_of(16) && op.head_dim <= 256;
-        !self.exact() && tiles && op.chosen.is_none()
+    /// The form of an attention's kernels.
+    fn form(&self, op: &Attention) -> AttentionForm {
+        AttentionForm {
+            head_dim: op.head_dim as u32,
+            group: (op.heads / op.kv_heads) as u32,
+            keys_only: self.program.layers[op.layer].keys_only,
+            window: op.window.is_some(),
+            chunked: op.chunked,
+            softcap: op.cap.is_some(),
+            sinks: op.sinks,
+            slopes: op.slopes,
+            chosen: op.chosen.is_some(),
+        }
+    }
+
+    /// How prompt rows are attended to in tiles, if they are. The matrix units take 16-bit elements,
+    /// 16 at a time.
+    fn tiled(&self, op: &Attention) -> Option<PrefillSchedule> {
+        let Facts { shared, tuned, .. } = self.facts;
+        let pick = || PrefillSchedule::pick(self.form(op), shared, &tuned.attention);
+        (!self.exact()).then(pick).flatten()
     }
 
     /// The load that attention of decode rows is scheduled for.
@@ -44,11 +61,23 @@ impl Lowering {
         }
     }
 
+    /// How rows are attended to by themselves, over up to `length` keys.
+    fn schedule(&self, op: &Attention, query: Scalar, length: u32) -> DecodeSchedule {
+        let Facts { shared, tuned, .. } = self.facts;
+        let (form, load, tuned) = (self.form(op), self.decode_load(), &tuned.attention);
+        DecodeSchedule::pick(form, query, self.stored(), length, load, shared, tuned)
+    }
+
+    /// The element type of the cache's arrays: of codes, where it holds codes.
+    fn stored(&self) -> Scalar {
+        codes(self.cache).unwrap_or(self.half)
+    }
+
     /// How threadgroups split the keys of a row that is attended to by itself.
     fn shares(&self, op: &Attention, schedule: DecodeSchedule) -> KeyShares {
         let tuned = &self.facts.tuned.attention;
         match schedule.shares(self.decode_load(), tuned) {
-            KeyShares::Own { most, .. } if !self.tiled(op) => {
+            KeyShares::Own { most, .. } if self.tiled(op).is_none() => {
                 KeyShares::Own { most, parts: tuned.prompt_parts }
             }
             shares => shares,
@@ -74,12 +103,15 @@ impl Lowering {
                 most[SCORES] = most[SCORES].max(4 * all.min(SCORED).max(width));
             }
             let Op::Attention(op) = &node.op else { continue };
-            let alone = if self.batched && self.tiled(op) { decode } else { tokens };
+            let alone = if self.batched && self.tiled(op).is_some() { decode } else { tokens };
+            let together = Some(self.schedule(op, self.half, u32::MAX))
+                .filter(|schedule| matches!(schedule, DecodeSchedule::Together(_)));
             for rows in 1..=alone {
                 let heads = bucket(rows) * op.heads;
-                // No other schedule splits more.
-                let schedule = DecodeSchedule::Lanes { stages: 0 };
-                let parts = heads * self.splits(schedule, op, rows, usize::MAX);
+                // No other schedule splits more, but where values are the keys.
+                let lanes = DecodeSchedule::Lanes { stages: 0 };
+                let splits = |schedule| self.splits(schedule, op, rows, usize::MAX);
+                let parts = heads * together.map_or(0, splits).max(splits(lanes));
                 let needs = [4 * parts * op.head_dim, 8 * parts, 4 * heads];
                 (0..3).for_each(|i| most[i] = most[i].max(needs[i]));
             }
@@ -142,13 +174,14 @@ impl Recorder<'_> {
             ("sequences", Slot::Words(self.words.sequences.clone())),
             ("table", Slot::Words(self.words.tables[group].clone())),
         ];
-        let arrays = kv::arrays(self.of.cache, &self.of.program.layers[layer]);
-        bound
-            .extend(arrays.iter().enumerate().map(|(i, (name, _))| (*name, Slot::Cache(layer, i))));
+        let names = kv::names(self.of.cache, &self.of.program.layers[layer]);
+        bound.extend(names.into_iter().map(|(name, i)| (name, Slot::Cache(layer, i))));
         (numbers, bound)
     }
 
-    pub(super) fn kv_write(&mut self, layer: usize, k: ValueId, v: ValueId) -> Result<()> {
+    pub(super) fn kv_write(&mut self, layer: usize, inputs: &[ValueId]) -> Result<()> {
+        // Keys that are alone are written to one array, once as keys and once as values.
+        let (k, v) = (inputs[0], inputs[inputs.len() - 1]);
         let kernel = match self.of.cache {
             kind if codes(kind).is_some() => kv_write_codes(self.scalar(k), self.stored()),
             _ => kv_write(self.scalar(k), self.of.half),
@@ -223,16 +256,7 @@ impl Recorder<'_> {
         y: ValueId,
     ) -> Result<()> {
         let [sinks, slopes] = op.sinks_and_slopes(weights);
-        let form = ops::attention::AttentionForm {
-            head_dim: op.head_dim as u32,
-            group: (op.heads / op.kv_heads) as u32,
-            window: op.window.is_some(),
-            chunked: op.chunked,
-            softcap: op.cap.is_some(),
-            sinks: op.sinks,
-            slopes: op.slopes,
-            chosen: op.chosen.is_some(),
-        };
+        let form = self.of.form(op);
         self.rotate(q)?;
         let rows = self.rows(q);
         let (numbers, mut bound) = self.cache(op.layer);
@@ -251,10 +275,8 @@ impl Recorder<'_> {
             numbers = numbers.with("count", u32::try_from(count).unwrap_or(u32::MAX));
             bound.push(("chosen", self.value(chosen)));
         }
-        if !self.narrow(rows) && self.key.kind == StepKind::Prompt && self.of.tiled(op) {
-            let head_dim = form.head_dim;
-            let Facts { shared, tuned, .. } = self.of.facts;
-            let tiling = PrefillTiling::pick(head_dim, shared, &tuned.attention);
+        let prompt = !self.narrow(rows) && self.key.kind == StepKind::Prompt;
+        if let Some(schedule) = self.of.tiled(op).filter(|_| prompt) {
             let found = [q, y].map(|v| self.scalar(v));
             if found != [self.of.half; 2] {
                 let expected = format!("queries and results of {}", self.of.half);
@@ -263,9 +285,9 @@ impl Recorder<'_> {
             }
             let kernel = match self.of.cache {
                 kind if codes(kind).is_some() => {
-                    attention_prefill_codes(self.of.half, self.stored(), form, tiling)
+                    attention_prefill_codes(self.of.half, self.stored(), form, schedule)
                 }
-                _ => attention_prefill(self.of.half, form, tiling),
+                _ => attention_prefill(self.of.half, form, schedule),
             };
             let numbers = numbers
                 .with("tokens", rows as u32)
@@ -279,11 +301,7 @@ impl Recorder<'_> {
         let most = op.chosen.unwrap_or(usize::MAX);
         let length = if self.of.batched { usize::MAX } else { self.key.length.min(most) };
         let length = u32::try_from(length).unwrap_or(u32::MAX);
-        let Facts { shared, tuned, .. } = self.of.facts;
-        let (query, stored) = (self.scalar(q), self.stored());
-        let tuned = &tuned.attention;
-        let load = self.of.decode_load();
-        let schedule = DecodeSchedule::pick(form, query, stored, length, load, shared, tuned);
+        let schedule = self.of.schedule(op, self.scalar(q), length);
         let shares = self.of.shares(op, schedule);
         let kernel = match self.of.cache {
             kind if codes(kind).is_some() => {
@@ -345,7 +363,7 @@ impl Recorder<'_> {
 
     /// The type of a cache's elements, or of its codes.
     fn stored(&self) -> Scalar {
-        codes(self.of.cache).unwrap_or(self.of.half)
+        self.of.stored()
     }
 
     /// Rotates queries or attention outputs in place, if keys and values are stored rotated.

@@ -509,7 +509,7 @@ impl Mixtures for Recorder<'_> {
 }
 
 /// The multiprocessors that each of some products has that are computed beside each other.
-fn share(processors: u32, products: usize) -> u32 {
+pub(super) fn share(processors: u32, products: usize) -> u32 {
     (processors / products.max(1) as u32).max(1)
 }
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use formats::Result;
+use ops::block_linear::{block_gemm, block_linear, pick_tiles};
 use ops::gate_up::gate_up;
 use ops::joined::{gated_columns, split_columns};
 use ops::linear::gemm::{self, gemm};
@@ -12,12 +13,13 @@ use ops::linear_add::linear_add;
 use ops::packed::{Format, Layout};
 use ops::project::{Project, ProjectedMatrix, ProjectionOperands, project};
 use ops::zip::zip;
-use ops::{Binary, GateUp, Op};
+use ops::{Binary, BlockLinear, GateUp, Op};
 use program::{Node, StepKind, ValueId, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
 use super::adapters::Sites;
+use super::experts::share;
 use super::{FEW, Lowering, Recorder, Slot, Step, TypedSlot, bucket};
 use crate::gpu::arena::SHORT_PROMPT;
 use crate::gpu::{Facts, ProductShape};
@@ -247,6 +249,45 @@ impl Recorder<'_> {
         numbers.set("rows", rows as u32);
         let types = gemm::GemmTypes { x: x.scalar, operand, y: y.scalar };
         self.push(gemm(types, format, bias, schedule), numbers, &bound)
+    }
+
+    /// A product with a matrix for each block of columns.
+    pub(super) fn block_linear(
+        &mut self,
+        op: &BlockLinear,
+        x: TypedSlot,
+        weight: WeightId,
+        (rows, width): (usize, usize),
+        y: TypedSlot,
+    ) -> Result<()> {
+        let (format, all) = self.matrix(weight)?;
+        let (blocks, columns) = (op.blocks as u32, (width / op.blocks) as u32);
+        let (facts, out) = (self.of.facts, all / blocks);
+        let numbers = op.numbers(rows, width, all as usize);
+        let bound = [("x", x.slot.clone()), ("y", y.slot.clone()), ("weight", self.weight(weight))];
+        if self.narrow(rows) {
+            let processors = share(facts.processors, rows * op.blocks);
+            let (formats, tuned) = (&[format], facts.tuned);
+            let task = Task {
+                formats,
+                cols: columns,
+                out,
+                rows: 1,
+                x: x.scalar,
+                pair: false,
+                int8: false,
+                processors,
+                tuned,
+            };
+            let schedule = linear::GemvSchedule::pick(&task);
+            let numbers = numbers.with("groups", schedule.groups(out, processors));
+            return self.push(block_linear(x.scalar, y.scalar, format, schedule), numbers, &bound);
+        }
+        let operand = if self.of.exact() { Scalar::F32 } else { self.of.wide };
+        let sizes = (rows as u32, blocks, out);
+        let schedule = pick_tiles(sizes, operand, format, facts.machine(), self.of.batched);
+        let types = gemm::GemmTypes { x: x.scalar, operand, y: y.scalar };
+        self.push(block_gemm(types, format, schedule), numbers, &bound)
     }
 
     /// Whether these matrices go to the kernel of rows that decode together, in one launch. In a

@@ -29,6 +29,7 @@ pub fn form(of: &Attention) -> AttentionForm {
     AttentionForm {
         head_dim: of.head_dim as u32,
         group: (of.heads / of.kv_heads) as u32,
+        keys_only: false,
         window: of.window.is_some(),
         chunked: of.chunked,
         softcap: of.cap.is_some(),

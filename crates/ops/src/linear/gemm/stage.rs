@@ -13,6 +13,8 @@ use tile::ir::LoadHint;
 pub(crate) enum Rows {
     /// From the first on, below the second.
     Span(Val<u32>, Val<u32>),
+    /// Likewise, of rows that lie several apart: row `i` is `i * apart + offset`.
+    Every { begin: Val<u32>, end: Val<u32>, apart: Val<u32>, offset: Val<u32> },
     /// Entries of a table from the first on, below the second, each divided by a number.
     Table(In<u32>, Val<u32>, Val<u32>, Val<u32>),
 }
@@ -171,6 +173,9 @@ impl Side {
         };
         let base = match rows {
             Rows::Span(begin, _) => Some(words(begin + first)),
+            Rows::Every { begin, apart: step, offset, .. } => {
+                Some(words((begin + first) * step + offset))
+            }
             Rows::Table(..) => None,
         };
         let line = |pass: u32| {
@@ -179,16 +184,16 @@ impl Side {
                 (Rows::Span(begin, end), Some(base)) => {
                     Line { at: base + words((pass * apart).val()), exists: (*begin + row).lt(*end) }
                 }
-                (Rows::Span(begin, end), None) | (Rows::Table(_, begin, end, _), _) => {
+                (Rows::Every { begin, end, apart: step, .. }, Some(base)) => {
+                    let at = base + words(*step * (pass * apart));
+                    Line { at, exists: (*begin + row).lt(*end) }
+                }
+                (Rows::Table(table, begin, end, by), _) => {
                     let exists = (*begin + row).lt(*end);
-                    let at = match &rows {
-                        Rows::Table(table, _, _, by) => {
-                            words(table.get((*begin + row).min(*end - 1u32)) / *by)
-                        }
-                        Rows::Span(..) => words(*begin + row),
-                    };
+                    let at = words(table.get((*begin + row).min(*end - 1u32)) / *by);
                     Line { at, exists }
                 }
+                (Rows::Span(..) | Rows::Every { .. }, None) => unreachable!("they have a base"),
             }
         };
         let passes = passes(schedule, count, unit);
