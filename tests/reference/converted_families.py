@@ -28,20 +28,28 @@ WINDOW, HEADS = "llama.cpp has no window there", "llama.cpp takes sizes for gran
 SMALL = "llama.cpp refuses the published sections for such small heads"
 SECTIONS = "llama.cpp does not rotate the pairs behind the sections"
 SIZES = "llama.cpp tells the models without a latent row of queries by their number of layers"
+PROJECTIONS = "llama.cpp has no biases of Mamba's projections there, and wants those of convolutions"
+INDEXERS = "llama.cpp ends where heads of indexers have fewer than 64 elements"
 APART = {
     "baichuan": "llama.cpp tells its forms by 32 and 40 layers, and rotates nothing in others",
     "cohere-plus": "llama.cpp has norms of heads in models of 64 layers and more alone",
     "nemotron-nas-alone": "llama.cpp leaves out attention where there is no feed-forward behind it",
     "deepseek2": "llama.cpp has no biases there",
     "deepseek2-lite": SIZES,
+    "deepseek_v32": INDEXERS,
+    "deepseek_v32-chosen": INDEXERS,
     "dots1": HEADS,
     "dots1-bias": HEADS,
     "ernie4_5": "llama.cpp has no biases there",
     "exaone4": HEADS,
+    "falcon-new": "llama.cpp has no biases there",
     "gemma3n": HEADS,
+    "glm_moe_dsa": INDEXERS,
+    "glm_moe_dsa-chosen": INDEXERS,
     "gpt-neox": "llama.cpp takes tanh's approximation of GELU",
     "gpt-neox-in-turn": "llama.cpp takes tanh's approximation of GELU",
     "gpt-oss": "llama.cpp widens YaRN's pairs between to whole numbers",
+    "granite4-hybrid-moe": PROJECTIONS,
     "laguna-elements": "llama.cpp has no biases there",
     "lfm2-adjusted": HEADS,
     "jamba-dense": "llama.cpp wants biases of convolutions",
@@ -50,6 +58,7 @@ APART = {
     "mistral": WINDOW,
     "mistral-long": WINDOW,
     "moonlight": SIZES,
+    "nemotron-h-moe": PROJECTIONS,
     "olmoe": HEADS,
     "phi3": WINDOW,
     "phi3-short": "llama.cpp makes a context of 256 of one of 32, and takes the factors for long ones",
