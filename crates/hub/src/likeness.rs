@@ -355,6 +355,8 @@ mod tests {
             ("and/or@main2", true, "words with a revision"),
             ("https://huggingface.co/org/name", true, "the hub's web address"),
             ("hf.co/org/name:Q8_0", true, "a short web address"),
+            ("huggingface.co/org/name", true, "the web address without its scheme"),
+            ("hf:org/name", true, "the hub, and an id of it"),
             ("hello", false, "one word"),
             ("why?", false, "one word with a question mark"),
             ("fox", false, "one word"),

@@ -21,9 +21,7 @@ impl HubName {
     /// # Errors
     /// An id that the hub cannot have, or a file or revision that leads out of its folder.
     pub fn parse(text: &str) -> Result<HubName> {
-        let prefixes =
-            ["https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/", "hf://"];
-        let name = prefixes.iter().find_map(|prefix| text.strip_prefix(prefix)).unwrap_or(text);
+        let name = without_address(text).unwrap_or(text);
         let (id, rest) = name.split_at(name.find([':', '@']).unwrap_or(name.len()));
         let (file, revision) = if let Some(file) = rest.strip_prefix(':') {
             match file.rsplit_once('@') {
@@ -50,9 +48,16 @@ impl HubName {
     }
 }
 
+/// What stands behind the hub's web address, or a short form of it.
+fn without_address(text: &str) -> Option<&str> {
+    let forms =
+        ["https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/", "hf://", "hf:"];
+    forms.iter().find_map(|form| text.strip_prefix(form))
+}
+
 /// Whether a name can only be a path: no hub id begins like it or has as many parts.
 pub(crate) fn is_surely_path(text: &str) -> bool {
-    if text.starts_with("https://") || text.starts_with("hf://") || text.starts_with("hf.co/") {
+    if text.starts_with("https://") || without_address(text).is_some() {
         return false;
     }
     let id = text.split([':', '@']).next().unwrap_or_default();
@@ -108,6 +113,8 @@ mod tests {
             ("org/name@refs/pr/3:m.gguf", ("org/name", Some("m.gguf"), "refs/pr/3")),
             ("https://huggingface.co/org/na.me_1-B@main", ("org/na.me_1-B", None, "main")),
             ("hf.co/org/name:Q8_0", ("org/name", Some("Q8_0"), "main")),
+            ("huggingface.co/org/name", ("org/name", None, "main")),
+            ("hf:org/name", ("org/name", None, "main")),
             ("gpt2", ("gpt2", None, "main")),
         ];
         for (text, (id, file, revision)) in cases {
@@ -157,6 +164,9 @@ mod tests {
             "org/name:sub/file.gguf",
             "org/name@refs/pr/1",
             "https://huggingface.co/org/name",
+            "huggingface.co/org/name",
+            "hf.co/org/name",
+            "hf:org/name",
         ] {
             assert!(!is_surely_path(text), "{text}");
         }
