@@ -472,11 +472,12 @@ mod tests {
     #[test]
     fn settings_that_hints_name_are_flags() {
         let known = Cli::command();
-        let run = known.find_subcommand("run").unwrap();
+        let of = |command| known.find_subcommand(command).unwrap().get_arguments();
         for setting in delft::Setting::ALL {
             let flag = crate::terminal::flag(*setting);
             let name = flag.trim_start_matches('-');
-            assert!(run.get_arguments().any(|arg| arg.get_long() == Some(name)), "{flag}");
+            let takes = |command| of(command).any(|arg| arg.get_long() == Some(name));
+            assert!(takes("run") || takes("tune"), "{flag}");
         }
     }
 }
