@@ -45,7 +45,7 @@ fn entry(m: &Cached) -> serde_json::Value {
         "bytes": m.bytes,
         "own_bytes": m.own_bytes,
         "partial_bytes": m.partial_bytes,
-        "fetched": m.modified.map(|at| moment(at).to_string()),
+        "fetched": m.modified.map(moment),
         "path": m.path.as_ref().map(|path| path.display().to_string()),
         "files": files,
     })
@@ -70,7 +70,7 @@ fn row(m: &Cached) -> Vec<String> {
         kind.to_string(),
         m.files.len().to_string(),
         size,
-        m.modified.map_or(String::new(), |at| moment(at).date().to_string()),
+        m.modified.map_or(String::new(), |at| UtcDateTime::from(at).date().to_string()),
     ]
 }
 
@@ -79,15 +79,26 @@ fn unfinished(partial: u64, of: &str) -> String {
     if partial == 0 { String::new() } else { format!(" ({}{of} unfinished)", bytes(partial)) }
 }
 
-/// A time in UTC; its text begins with the date as ISO 8601 writes it.
-fn moment(at: SystemTime) -> UtcDateTime {
-    let whole = UtcDateTime::from(at);
-    whole.replace_nanosecond(0).unwrap_or(whole)
+/// A time in UTC, to the second, as RFC 3339 writes it.
+fn moment(at: SystemTime) -> String {
+    let at = UtcDateTime::from(at);
+    format!("{}T{:02}:{:02}:{:02}Z", at.date(), at.hour(), at.minute(), at.second())
 }
 
 fn kind(kind: Container) -> &'static str {
     match kind {
         Container::Gguf => "gguf",
         Container::Folder => "safetensors",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_other_programs_read_them() {
+        let at = SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(1_764_561_735_900);
+        assert_eq!(moment(at), "2025-12-01T04:02:15Z");
     }
 }
