@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use delft::Error;
 
-use crate::terminal::{Outcome, note, read_text, stdin_is_terminal};
+use crate::terminal::{Outcome, note, read_stdin, stdin_is_terminal};
 
 /// How long standard input that was not asked for may stay silent beside a prompt. Programs, `ssh`
 /// and containers often leave one open into which nothing is ever written; to wait for its end
@@ -27,8 +27,7 @@ fn is_stdin(name: &Path) -> bool {
 /// All of a text: standard input for `-`, else a file.
 pub(crate) fn read(name: &Path) -> Outcome<String> {
     if is_stdin(name) {
-        let text = read_text(io::stdin().lock());
-        return Ok(without_last_break(text.map_err(|e| Error::io("standard input", e))?));
+        return Ok(without_last_break(read_stdin(io::stdin().lock())?));
     }
     Ok(without_last_break(crate::terminal::read_file(name)?))
 }
@@ -131,7 +130,7 @@ fn join(parts: &[String]) -> String {
 struct Piped {
     /// Hears when the first bytes are there, or the end.
     begun: Receiver<()>,
-    text: JoinHandle<io::Result<String>>,
+    text: JoinHandle<delft::Result<String>>,
     since: Instant,
 }
 
@@ -140,10 +139,10 @@ impl Piped {
         let (tell, begun) = channel();
         let text = std::thread::spawn(move || {
             let mut stdin = io::stdin().lock();
-            stdin.fill_buf()?;
+            stdin.fill_buf().map_err(|error| Error::io("standard input", error))?;
             // Nobody hears it who no longer waits.
             let _ = tell.send(());
-            read_text(stdin)
+            read_stdin(stdin)
         });
         Piped { begun, text, since: Instant::now() }
     }
@@ -174,9 +173,8 @@ impl Piped {
     }
 
     fn text(self) -> Outcome<String> {
-        let text = self.text.join().unwrap_or_else(|_| Err(io::Error::other("reading it failed")));
-        let text = text.map_err(|error| Error::io("standard input", error))?;
-        Ok(without_last_break(text))
+        let failed = || Err(Error::new("standard input", "", "reading it failed"));
+        Ok(without_last_break(self.text.join().unwrap_or_else(|_| failed())?))
     }
 }
 

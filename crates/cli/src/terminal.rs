@@ -8,9 +8,10 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::io::{self, ErrorKind, IsTerminal, Read, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use anstyle::{AnsiColor, Style};
+use delft::formats::text;
 use delft::{Error, Setting};
 
 use crate::wrap::laid_out;
@@ -210,27 +211,12 @@ const LONGEST: u64 = 1 << 30;
 
 /// A text file as a whole.
 pub(crate) fn read_file(path: &std::path::Path) -> Outcome<String> {
-    read_up_to(path, LONGEST)
+    Ok(text::read(path, LONGEST)?)
 }
 
-/// A text file as a whole, of at most `most` bytes.
-fn read_up_to(path: &std::path::Path, most: u64) -> Outcome<String> {
-    let read = std::fs::File::open(path).and_then(|file| read_whole(file, most));
-    Ok(read.map_err(|error| Error::io(path.display(), error))?)
-}
-
-/// All that a reader gives, where that is no more than the longest text file.
-pub(crate) fn read_text(reader: impl io::Read) -> io::Result<String> {
-    read_whole(reader, LONGEST)
-}
-
-fn read_whole(reader: impl io::Read, most: u64) -> io::Result<String> {
-    let mut text = String::new();
-    if reader.take(most + 1).read_to_string(&mut text)? as u64 > most {
-        let message = format!("expected a text of at most {}, found a longer one", bytes(most));
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
-    }
-    Ok(text)
+/// All the text of standard input.
+pub(crate) fn read_stdin(stdin: impl io::Read) -> delft::Result<String> {
+    text::of_reader(stdin, "standard input", LONGEST)
 }
 
 /// A byte count for people: `1.2 GiB`.
@@ -328,14 +314,6 @@ pub(crate) fn harmless(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[cfg(unix)]
-    #[test]
-    fn a_text_without_end_is_refused() {
-        let read = |most| read_up_to(std::path::Path::new("/dev/zero"), most);
-        assert!(matches!(read(4096), Err(Stop::Error(_))));
-        assert_eq!(read_up_to(std::path::Path::new("/dev/null"), 0).ok().as_deref(), Some(""));
-    }
 
     #[test]
     fn numbers_read_well() {

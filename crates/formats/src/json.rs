@@ -1,7 +1,5 @@
 //! JSON files that other programs wrote: of a length that a caller allows, and as Python writes them.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use serde_json::Value;
@@ -16,19 +14,11 @@ use crate::{Error, ErrorKind, Result};
 /// A file that cannot be read, is longer, or is no JSON as [`json_of_python`] takes it.
 pub fn read(path: &Path, most: u64) -> Result<Value> {
     let place = path.display();
-    let io = |e| Error::io(&place, e);
-    let file = File::open(path).map_err(io)?;
-    let long = |found: u64| Error::new(&place, format!("at most {most} bytes of JSON"), found);
-    let size = file.metadata().map_err(io)?.len();
-    if size > most {
-        return Err(long(size));
+    // Asked before it is opened: a pipe would wait for a writer.
+    if !std::fs::metadata(path).map_err(|e| Error::io(&place, e))?.is_file() {
+        return Err(Error::new(&place, "a file", "a folder, a pipe or a device"));
     }
-    let mut bytes = Vec::new();
-    // A file may grow, and a device has no length.
-    file.take(most.saturating_add(1)).read_to_end(&mut bytes).map_err(io)?;
-    if bytes.len() as u64 > most {
-        return Err(long(bytes.len() as u64));
-    }
+    let bytes = crate::text::bytes(path, most)?;
     json_of_python(&bytes).map_err(|e| {
         let error = Error::new(&place, "", format!("no valid JSON: {}", clipped(&e.to_string())));
         match pointer_hint(&bytes) {
@@ -98,7 +88,7 @@ mod tests {
             (b"[1, 2]", Ok(serde_json::json!([1, 2]))),
             (b"\xef\xbb\xbf{}", Ok(serde_json::json!({}))),
             (b"NaN", Ok(serde_json::json!({"__float__": "NaN"}))),
-            (b"[1, 2, 3, 4]", Err("a.json: expected at most 8 bytes of JSON, found 12")),
+            (b"[1, 2, 3, 4]", Err("a.json: expected at most 8 bytes, found more")),
             (b"{\"a\":", Err("a.json: no valid JSON: EOF while parsing")),
             (b"\"\xff\"", Err("a.json: no valid JSON: invalid unicode")),
         ];
@@ -115,6 +105,6 @@ mod tests {
         // A folder in a file's place is neither absent nor read.
         assert_eq!(find(folder.path(), 8).unwrap_err().kind, ErrorKind::BadInput);
         #[cfg(unix)]
-        assert!(read(Path::new("/dev/zero"), 8).unwrap_err().to_string().contains("at most 8"));
+        assert!(read(Path::new("/dev/zero"), 8).unwrap_err().to_string().contains("a device"));
     }
 }

@@ -30,6 +30,7 @@ mod quantised;
 pub mod safetensors;
 mod source;
 mod tensors;
+pub mod text;
 
 pub use aside::{Aside, AsideFolder};
 pub use cache_type::CacheType;

@@ -88,7 +88,7 @@ pub(crate) fn read_text(path: &Path) -> Result<Option<String>> {
     if !is_there(path, LARGEST_FILE)? {
         return Ok(None);
     }
-    let mut text = std::fs::read_to_string(path).map_err(|e| Error::io(path.display(), e))?;
+    let mut text = formats::text::read(path, LARGEST_FILE)?;
     if text.starts_with('\u{feff}') {
         // The byte order mark that some editors put in front.
         text.remove(0);

@@ -26,7 +26,7 @@ pub(crate) fn read(folder: &Path) -> Result<Option<GgufVocabulary>> {
     if !is_there(&path, LARGEST)? {
         return Ok(None);
     }
-    let bytes = std::fs::read(&path).map_err(|e| Error::io(&place, e))?;
+    let bytes = formats::text::bytes(&path, LARGEST)?;
     vocabulary(place, &bytes).map(Some)
 }
 

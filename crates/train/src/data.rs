@@ -220,16 +220,9 @@ impl Reader<'_> {
             return Err(Error::new("context", "at least 2 tokens", self.context));
         }
         let place = path.display().to_string();
-        let bytes = std::fs::read(path).map_err(|e| Error::io(&place, e))?;
-        if let Some((found, hint)) = no_text(&bytes) {
-            return Err(Error::new(place, "a text", found).hint(hint));
-        }
-        let sha256 = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-        let text = std::str::from_utf8(&bytes).map_err(|e| {
-            let line = 1 + bytes[..e.valid_up_to()].iter().filter(|b| **b == b'\n').count();
-            Error::new(format!("{place}: line {line}"), "UTF-8", "other bytes")
-        })?;
-        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let text = text_of(path)?;
+        let sha256 = Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect();
+        let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
         let mut remarks = Remarks::default();
         let examples = match is_lines(path) {
             true => self.records(path, text, &mut remarks)?,
@@ -329,25 +322,13 @@ impl Reader<'_> {
     }
 }
 
-/// The kind of a file that holds no text, by its first bytes, and a program that converts it.
-fn no_text(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
-    const UNPACK: &str = "unpack it first";
-    const TABLE: &str =
-        "save it as JSON lines, as pandas' to_json(PATH, orient=\"records\", lines=True) does";
-    let known: &[(&[u8], &str, &str)] = &[
-        (b"\x1f\x8b", "a gzip archive", UNPACK),
-        (b"\x28\xb5\x2f\xfd", "a Zstandard archive", UNPACK),
-        (b"\xfd7zXZ\0", "an xz archive", UNPACK),
-        (b"PK\x03\x04", "a zip archive", UNPACK),
-        (b"PAR1", "a Parquet file", TABLE),
-        (b"ARROW1", "an Arrow file", TABLE),
-        (b"\xff\xff\xff\xff", "an Arrow file", TABLE),
-        (b"\xff\xfe", "UTF-16", "save it as UTF-8"),
-        (b"\xfe\xff", "UTF-16", "save it as UTF-8"),
-        (b"%PDF-", "a PDF", "save its text by itself"),
-    ];
-    let own = known.iter().find(|(start, ..)| bytes.starts_with(start));
-    own.map(|(_, found, hint)| (*found, *hint))
+/// Longest data that comes from a device or a pipe, which need not end: 1 GiB.
+const LONGEST_STREAM: u64 = 1 << 30;
+
+/// The text of a file of examples.
+fn text_of(path: &Path) -> Result<String> {
+    let regular = std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
+    formats::text::read(path, if regular { u64::MAX } else { LONGEST_STREAM })
 }
 
 /// Whether a file has examples by name, and is no text as a whole.

@@ -11,6 +11,7 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use delft::formats::text;
 use delft::structured::Grammar;
 use delft::{Engine, Error, Finish, GenerateOptions, Generating, Metrics, Prompt, Request, Token};
 use indicatif::ProgressBar;
@@ -93,19 +94,12 @@ impl Lines {
 
     fn next(&mut self) -> Outcome<Option<Line>> {
         loop {
-            let mut bytes = Vec::new();
-            let mut limited = self.reader.by_ref().take(LONGEST);
-            let read = limited.read_until(b'\n', &mut bytes);
-            read.map_err(|e| Error::new(&self.name, "a readable file", e))?;
-            if bytes.is_empty() {
+            let number = self.number + 1;
+            let place = format!("{}: line {number}", self.name);
+            let Some(bytes) = text::line(&mut self.reader, &place, LONGEST)? else {
                 return Ok(None);
-            }
-            self.number += 1;
-            let number = self.number;
-            if bytes.len() as u64 == LONGEST && !bytes.ends_with(b"\n") {
-                let place = format!("{}: line {number}", self.name);
-                return Err(Error::new(place, "at most 64 MiB", "more").into());
-            }
+            };
+            self.number = number;
             if bytes.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }

@@ -2,9 +2,10 @@
 //! which token on, and whether another build, model or setting answers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead, BufReader};
+use std::io::BufReader;
 
 use delft::Error;
+use delft::formats::text;
 use serde_json::{Map, Value, json};
 
 use crate::args::Replay;
@@ -35,6 +36,9 @@ const PASSING: [&str; 19] = [
     "delft",
 ];
 
+/// Longest line, in bytes: a request and its answer, which the server bounds far below.
+const LONGEST: u64 = 256 << 20;
+
 /// Longest part of a value that is shown.
 const SHOWN: usize = 60;
 
@@ -49,10 +53,12 @@ pub(crate) fn run(args: &Replay) -> Outcome {
     let mut now = Now { client: &client, models: BTreeMap::new() };
     // Changes that were told.
     let mut told_of = BTreeSet::new();
-    for (i, line) in BufReader::new(file).lines().enumerate() {
-        let line = line.map_err(|error| Error::io(args.file.display(), error))?;
-        let place = format!("{}:{}", args.file.display(), i + 1);
-        let record: Value = serde_json::from_str(&line)
+    let (mut lines, mut number) = (BufReader::new(file), 0);
+    loop {
+        number += 1;
+        let place = format!("{}:{number}", args.file.display());
+        let Some(line) = text::line(&mut lines, &place, LONGEST)? else { break };
+        let record: Value = serde_json::from_slice(&line)
             .map_err(|error| no_json(&place, "a JSON object", &error))?;
         let wrong = |field: &str| Error::new(&place, format!("a request with its {field}"), "none");
         let path = record["path"].as_str().ok_or_else(|| wrong("path"))?;

@@ -327,7 +327,7 @@ fn input_without_an_end_is_refused() {
     for command in ["/load", "/file"] {
         let stderr =
             refused(folder.path(), &[], format!("{command} {}", file.display()).as_bytes());
-        assert!(stderr.contains("a file of at most 16 MiB"), "{stderr}");
+        assert!(stderr.contains("endless: expected at most 16 MiB"), "{stderr}");
     }
     refused(folder.path(), &[], b"\xff\n");
 }

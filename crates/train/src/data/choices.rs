@@ -5,7 +5,7 @@
 
 use super::line::{kind, string};
 use super::records::records;
-use super::{below, is_lines};
+use super::{below, is_lines, text_of};
 use formats::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -32,7 +32,7 @@ pub fn questions(path: &Path) -> Result<Option<Vec<Question>>> {
         return Ok(None);
     }
     let place = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|e| Error::io(&place, e))?;
+    let text = text_of(path)?;
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let asks = |object: &Map<String, Value>| object.contains_key("question");
     let first = records(path, text).next();

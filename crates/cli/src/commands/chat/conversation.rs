@@ -1,9 +1,10 @@
 //! A conversation: as chat templates read it, as text to continue, and as a file.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::Path;
 
 use delft::Error;
+use delft::formats::text;
 use serde_json::{Value, json};
 
 use super::super::run::message;
@@ -177,14 +178,7 @@ pub(super) fn read(path: &Path) -> Outcome<String> {
     if !std::fs::metadata(path).map_err(failed)?.is_file() {
         return Err(Error::new(path.display(), expected, "something else").into());
     }
-    let file = std::fs::File::open(path).map_err(failed)?;
-    let mut bytes = Vec::new();
-    file.take(LARGEST as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() > LARGEST {
-        return Err(Error::new(path.display(), expected, "a larger one").into());
-    }
-    let text = String::from_utf8(bytes);
-    Ok(text.map_err(|_| Error::new(path.display(), "text in UTF-8", "other bytes"))?)
+    Ok(text::read(path, LARGEST as u64)?)
 }
 
 /// A path as it was typed: `~/` is the home folder, since no shell has read it.
