@@ -9,7 +9,7 @@
 use std::ffi::OsString;
 
 use clap::CommandFactory;
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use delft::Error;
 use delft::hub::{self, Likeness};
 
@@ -208,6 +208,11 @@ fn not_there<T>(word: &str, names: &[String], text: &str) -> Outcome<T> {
 /// where that misleads: a flag that is not known would become a prompt.
 pub(crate) fn advice(error: &mut clap::Error, arguments: &[OsString]) -> Option<String> {
     error.remove(ContextKind::Suggested);
+    if error.kind() == ErrorKind::InvalidUtf8 {
+        let odd = arguments.iter().find(|argument| argument.to_str().is_none())?;
+        let shown = harmless(&odd.to_string_lossy());
+        return Some(format!("{shown}: expected UTF-8 (hint: name a link to such a file)"));
+    }
     if let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg)
         && let Some(instead) = elsewhere(flag)
     {
@@ -221,6 +226,13 @@ pub(crate) fn advice(error: &mut clap::Error, arguments: &[OsString]) -> Option<
             "login" => {
                 "private and gated models come with the token in HF_TOKEN, or of `hf auth login`"
             }
+            "create" => {
+                "delft quantize writes a model of smaller types; its prompt and settings are flags of delft run"
+            }
+            "cp" => {
+                "names of your own stand in models.toml: delft --help says where (DELFT_MODELS)"
+            }
+            "push" => "delft fetches from the hub and sends nothing there",
             _ => return without_command(arguments),
         };
         error.remove(ContextKind::SuggestedSubcommand);

@@ -1,4 +1,4 @@
-//! Flags as llama.cpp's users type them.
+//! Flags as the users of llama.cpp and Ollama type them.
 
 use std::ffi::OsString;
 
@@ -22,7 +22,7 @@ const ONE_DASH: &[(&str, &str)] = &[
     ("-ts", "--tensor-split"),
 ];
 
-/// Flags that llama.cpp's users know and Delft has no use for, and what to do instead.
+/// Flags that users of llama.cpp and Ollama know and Delft has no use for, and what to do instead.
 const ELSEWHERE: &[(&[&str], &str)] = &[
     (&["-i", "--interactive", "--interactive-first"], "delft chat talks with a model"),
     (&["--color"], "a terminal has colours by itself, unless NO_COLOR is set"),
@@ -41,9 +41,15 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     (&["--log-disable", "--log-verbosity", "-lv"], "-q leaves out speed and memory, -v tells more"),
     (&["--main-gpu"], "--device cuda:1 takes the second GPU"),
     (&["--tensor-split"], "GPUs that share a model have even shares of it"),
+    (&["-j", "--json-schema"], "--schema takes a file with the schema that an answer follows"),
+    (&["--mmproj", "--image"], "models read no pictures so far"),
+    (&["--format"], "--json prints an object, and --schema FILE holds the answer to a schema"),
+    (&["--keepalive"], "delft run ends when its text does; delft serve keeps a model loaded"),
+    (&["--hidethinking"], "--think hide leaves a model's thoughts out"),
+    (&["--nowordwrap"], "lines are wrapped by delft chat alone"),
 ];
 
-/// The advice for a flag of llama.cpp's that has no use here.
+/// The advice for a flag of another program's that has no use here.
 pub(crate) fn elsewhere(flag: &str) -> Option<&'static str> {
     let name = flag.split('=').next().unwrap_or(flag);
     ELSEWHERE.iter().find(|(flags, _)| flags.contains(&name)).map(|(_, instead)| *instead)

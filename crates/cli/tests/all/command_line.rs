@@ -70,7 +70,14 @@ fn flags_and_commands_of_other_programs_are_answered() {
         (&["chat", "-r", "User:"], "--stop ends before a text"),
         (&["run", "--no-mmap=1", "hi"], "leave it out"),
         (&["run", "--nonsense", "hi"], "unexpected argument"),
+        (&["run", "--format", "json", "hi"], "--json prints an object"),
+        (&["run", "--hidethinking", "hi"], "--think hide"),
+        (&["run", "--json-schema", "{}", "hi"], "--schema takes a file"),
+        (&["run", "--mmproj", "a.gguf", "hi"], "no pictures"),
         (&["version"], "delft --version"),
+        (&["create", "mine", "-f", "Modelfile"], "delft quantize"),
+        (&["cp", "a", "b"], "DELFT_MODELS"),
+        (&["push", "a"], "sends nothing"),
         (&["login"], "HF_TOKEN"),
     ];
     for (args, expected) in cases {
@@ -88,6 +95,18 @@ fn flags_and_commands_of_other_programs_are_answered() {
     }
 }
 
+/// A file's name need not be UTF-8, which arguments are; the name is told, and a way around it.
+#[cfg(unix)]
+#[test]
+fn an_argument_that_is_no_text_is_named() {
+    use std::os::unix::ffi::OsStrExt;
+    let odd = std::ffi::OsStr::from_bytes(b"caf\xe9.gguf");
+    let output = delft().args(["run", "-m"]).arg(odd).stdin(Stdio::null()).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(status(&output), 2, "{stderr}");
+    assert!(stderr.contains("caf\u{fffd}.gguf: expected UTF-8 (hint: name a link"), "{stderr}");
+}
+
 #[test]
 fn errors_are_one_line_that_tells_where_to_look() {
     let folder = tempfile::tempdir().unwrap();
@@ -97,6 +116,7 @@ fn errors_are_one_line_that_tells_where_to_look() {
     std::fs::write(at("cut.gguf"), b"GGUF\x03\0\0\0\xff\xff\xff\xff\xff\xff\xff\x7f").unwrap();
     std::fs::create_dir(at("folder")).unwrap();
     std::fs::write(at("latin1.txt"), b"caf\xe9").unwrap();
+    std::fs::write(at("table.jsonl"), b"PAR1").unwrap();
     let cases: &[(&[&str], &str)] = &[
         (&["run", "-m", "MISSING.gguf", "x"], "nothing there"),
         (&["run", "-m", "org/name", "x"], "(hint: delft pull org/name, or --yes)"),
@@ -110,7 +130,9 @@ fn errors_are_one_line_that_tells_where_to_look() {
         (&["bench", "-m", &at("folder")], "expected safetensors or GGUF weights"),
         (&["bench", "-p", "0", "-n", "0"], "at least one of them above 0"),
         (&["perplexity", &at("none.txt")], "none.txt"),
-        (&["tokenize", "--file", &at("latin1.txt")], "latin1.txt"),
+        (&["tokenize", "--file", &at("latin1.txt")], "line 1: expected UTF-8, found other bytes"),
+        (&["eval", "--data", &at("table.jsonl")], "found a Parquet file (hint: save it as JSON"),
+        (&["replay", &at("latin1.txt")], "latin1.txt:1: expected a JSON object"),
         (&["pull", "../evil"], "org/name"),
         (&["pull", "org/name"], "connection refused (hint: is the network up?)"),
     ];
