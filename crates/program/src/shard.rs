@@ -61,7 +61,7 @@ impl Deal {
 enum Part {
     /// One of as many equal parts.
     Equal(usize),
-    /// What it is dealt.
+    /// The part that a deal gives the rank.
     Dealt(Deal),
 }
 
@@ -83,8 +83,8 @@ enum Cut {
 enum Spread {
     /// All of each row.
     Whole,
-    /// One of `parts` equal parts of each row: as many as there are ranks, or, of keys and values,
-    /// as many as there are heads if those are fewer.
+    /// One of `parts` equal parts of each row: as many as there are ranks; for keys and values, as
+    /// many as there are heads, if those are fewer.
     Share { parts: usize },
     /// Uneven parts of each row.
     Dealt(Deal),
@@ -280,8 +280,10 @@ impl Sharder<'_> {
 
     /// The number of parts into which ranks cut input number `input` of an operation on heads.
     fn parts_read(&self, node: &Node, input: usize) -> usize {
+        if node.op.reads_whole(input) {
+            return 1;
+        }
         match node.op.cache() {
-            _ if node.op.reads_whole(input) => 1,
             Some(CacheUse { layer, access: StateAccess::Append { keys } })
                 if (keys..keys + 2).contains(&input) =>
             {

@@ -1,8 +1,9 @@
 //! Low-rank factors of experts, as PEFT names, begins and stores those of its `target_parameters`.
 //!
-//! Of each mixture, gates and ups have one parameter `A` `[experts * rank, width]` and one `B`
-//! `[2, experts * rank, ff]`, of which there is one half where gates are ups; the second matrices have `[experts * rank, ff]` and `[experts * rank,
-//! width]`: rows of ranks, as [`ops::gradient::ExpertFactors`] has them.
+//! The gates and ups of a mixture share one parameter `A` `[experts * rank, width]` and have one `B`
+//! `[2, experts * rank, ff]`, or `[1, experts * rank, ff]` where gates are ups; its second matrices
+//! have `A` `[experts * rank, ff]` and `B` `[experts * rank, width]`: rows of ranks, as
+//! [`ops::gradient::ExpertFactors`] has them.
 
 use crate::peft::{Draws, bytes, placed};
 use crate::{LoraOptions, Parameter};

@@ -168,10 +168,10 @@ fn made<'a>(source: &'a Source, tensors: &Tensors) -> Result<(Made, Cow<'a, Sour
     })
 }
 
-/// The same of what is done to each element alike; as stored where more is done.
+/// [`made`] for what is done to each element alike; [`Made::AsStored`] where more is done.
 fn elementwise(source: &Source) -> (Made, Cow<'_, Source>) {
     let as_it_is = || (Made::AsStored, Cow::Borrowed(source));
-    // Of what only moves numbers, what is inside makes them.
+    // A source that only moves numbers is made as the source within it is.
     let moved = |of: &Source, outside: &dyn Fn(Source) -> Source| match elementwise(of) {
         (Made::AsStored, _) => as_it_is(),
         (made, of) => (made, Cow::Owned(outside(of.into_owned()))),

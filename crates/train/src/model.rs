@@ -20,7 +20,7 @@ pub struct Batch {
     /// Tokens that a run read before these: random numbers of a row follow from its number in the
     /// run, which goes on from here, modulo 2^32.
     pub read: u64,
-    /// Of answers that are judged one by one, whether each is to be learned; empty elsewhere.
+    /// Whether each answer is to be learned, where answers are judged one by one; empty elsewhere.
     pub desired: Vec<bool>,
 }
 

@@ -56,7 +56,7 @@ pub fn batch(examples: &[Example], numbers: &[usize]) -> Batch {
         let start = batch.tokens.len();
         batch.tokens.extend(&example.tokens);
         batch.targets.extend(example.tokens.iter().skip(1));
-        // Of a sequence's last token the target is not read.
+        // A sequence's last token has no target; the number in its place is not read.
         batch.targets.push(0);
         batch.weights.resize(batch.tokens.len(), 0.0);
         for range in &example.counted {

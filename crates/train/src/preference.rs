@@ -42,10 +42,10 @@ pub enum Objective {
         /// By how much the chosen answer is to be better.
         gamma: f64,
     },
-    /// Of single answers, each with a label: `1 - sigmoid(beta (gain - kl))` of a desired one and
-    /// `1 - sigmoid(beta (kl - gain))` of another, where `gain = ln p - ln p0` and `kl` is the mean
-    /// gain of a batch's answers to each other's prompts, or 0 if that is less, which counts as
-    /// constant: KTO (Ethayarajh et al. 2024).
+    /// A loss of single answers, each with a label: `1 - sigmoid(beta (gain - kl))` of a desired one
+    /// and `1 - sigmoid(beta (kl - gain))` of another, where `gain = ln p - ln p0` and `kl` is the
+    /// mean gain of a batch's answers to each other's prompts, or 0 if that is less, which counts
+    /// as constant: KTO (Ethayarajh et al. 2024).
     Kto {
         /// The greater, the closer the adapter stays to the base.
         beta: f64,

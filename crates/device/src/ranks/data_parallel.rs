@@ -186,7 +186,7 @@ impl Trainer for DataParallel {
         if !matches!(kept, Kept::Gradient | Kept::Sum) {
             return self.each(|trainer, _| trainer.write(weight, kept, values)).map(drop);
         }
-        // Of what is added up over all devices, one has it all.
+        // Gradients and sums are added up over all devices: one has the values, others zeros.
         let zeros = vec![0.0; values.len()];
         for (rank, trainer) in self.trainers.iter_mut().enumerate() {
             trainer.write(weight, kept, if rank == 0 { values } else { &zeros })?;

@@ -82,7 +82,7 @@ unsafe fn blocks<const FMA: bool>([m, n, k]: [usize; 3], a: Of, b: Of, c: To) {
                 let wide = WIDE.min(n - column);
                 for (t, row) in panel[..depth].iter_mut().enumerate() {
                     let from = b.start.add((first + t) * b.row + column);
-                    // Of a known length, so that no function is called for it.
+                    // A copy of a length known here calls no function.
                     if wide == WIDE {
                         *row = *from.cast::<[f32; WIDE]>();
                         continue;

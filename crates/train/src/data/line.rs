@@ -51,7 +51,7 @@ impl Reader<'_> {
         };
         let mut examples = Vec::new();
         for (key, desired) in keys {
-            // Of messages, the last answer is the judged one.
+            // Where there are messages, their last answer is the judged one.
             let own = match object.get("messages") {
                 Some(messages) if !pair => {
                     let messages = list(messages, "messages")?;

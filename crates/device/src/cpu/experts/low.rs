@@ -18,9 +18,9 @@ use crate::cpu::replay::Replay;
 /// The sites of a mixture that adapters of the step change.
 #[derive(Clone, Copy)]
 pub(super) struct Sites {
-    /// Of gate, up and down.
+    /// Numbers of the sites of gate, up and down; none where no adapter changes that matrix.
     sites: [Option<usize>; 3],
-    /// Which rows the mixture has.
+    /// Rows that the mixture computes.
     rows: Rows,
 }
 
