@@ -1,7 +1,8 @@
 //! Files and folders written aside and renamed into place, so that a reader never sees half of one.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
@@ -37,10 +38,7 @@ impl Aside {
         if target.is_dir() {
             return Err(Error::new(target.display(), "a file", "a folder"));
         }
-        let mut name = name.to_os_string();
-        name.push(format!(".{}.tmp", std::process::id()));
-        let temporary = target.with_file_name(name);
-        let file = File::create(&temporary).map_err(|e| Error::io(target.display(), e))?;
+        let (temporary, file) = beside(target, name, |path| File::create_new(path))?;
         Ok(Aside {
             target: target.to_path_buf(),
             temporary,
@@ -124,10 +122,7 @@ impl AsideFolder {
         let Some(name) = target.file_name() else {
             return Err(Error::new(target.display(), "a path that ends in a name", "none"));
         };
-        let mut name = name.to_os_string();
-        name.push(format!(".{}.tmp", std::process::id()));
-        let temporary = target.with_file_name(name);
-        fs::create_dir(&temporary).map_err(|e| Error::io(target.display(), e))?;
+        let (temporary, ()) = beside(target, name, |path| fs::create_dir(path))?;
         Ok(AsideFolder { target: target.to_path_buf(), temporary })
     }
 
@@ -164,6 +159,28 @@ impl AsideFolder {
     }
 }
 
+/// A new file or folder beside its target: `NAME.PID.tmp`, or `NAME.PID.N.tmp` where that is taken,
+/// by another thread or by what a program with this number left when it was killed.
+fn beside<T>(
+    target: &Path,
+    name: &OsStr,
+    make: impl Fn(&Path) -> io::Result<T>,
+) -> Result<(PathBuf, T)> {
+    const MOST: usize = 1000;
+    let mut number = 0;
+    loop {
+        let ending = if number == 0 { String::new() } else { format!(".{number}") };
+        let mut own = name.to_os_string();
+        own.push(format!(".{}{ending}.tmp", std::process::id()));
+        let temporary = target.with_file_name(own);
+        match make(&temporary) {
+            Ok(made) => return Ok((temporary, made)),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && number < MOST => number += 1,
+            Err(e) => return Err(Error::io(target.display(), e)),
+        }
+    }
+}
+
 /// Endings of files of weights.
 const WEIGHTS: &[&str] =
     &["safetensors", "bin", "gguf", "h5", "msgpack", "onnx", "ot", "pt", "pth"];
@@ -178,6 +195,29 @@ impl Drop for AsideFolder {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn leftovers_are_neither_written_to_nor_in_the_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let left = format!("out.{}.tmp", std::process::id());
+        fs::write(at(&left), "left").unwrap();
+        let (mut one, mut two) =
+            (Aside::create(&at("out")).unwrap(), Aside::create(&at("out")).unwrap());
+        one.write(b"one").unwrap();
+        two.write(b"two").unwrap();
+        one.finish().unwrap();
+        assert_eq!(fs::read(at("out")).unwrap(), b"one");
+        two.finish().unwrap();
+        assert_eq!(fs::read(at("out")).unwrap(), b"two");
+        fs::remove_file(at("out")).unwrap();
+        let made = AsideFolder::create(&at("out")).unwrap();
+        fs::write(made.path().join("file"), "in it").unwrap();
+        made.finish().unwrap();
+        assert_eq!(fs::read(at("out/file")).unwrap(), b"in it");
+        assert_eq!(fs::read(at(&left)).unwrap(), b"left");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
 
     #[test]
     fn errors_name_the_file_that_was_asked_for() {
