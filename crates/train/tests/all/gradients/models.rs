@@ -1,6 +1,9 @@
 //! Whole tiny models against what PyTorch computes through Transformers and PEFT:
 //! `tests/reference/gradients.py`.
 
+mod exports;
+mod preferences;
+
 use delft_train::gradients::{
     AdaptedProduct, Module, adapt, differentiate, losses, pack, reference,
 };
@@ -349,58 +352,6 @@ const EXPERTS: [&str; 5] = [
     "nemotron-h-moe-experts",
 ];
 
-/// As TRL computes them, with a reference of no adapter, or none.
-#[test]
-fn preferences_by_every_loss() {
-    for (name, objective) in [
-        ("llama3-dpo", DPO),
-        ("llama3-hinge", Objective::Hinge { beta: 0.3 }),
-        ("llama3-ipo", Objective::Ipo { beta: 0.3 }),
-        ("llama3-simpo", Objective::SimPo { beta: 0.3, gamma: 0.2 }),
-        ("llama3-orpo", Objective::Orpo { beta: 0.3 }),
-    ] {
-        let case = Case::open(name);
-        let mut model = Preference::new(case.lora(Some(2)), objective).unwrap();
-        let (mut gradients, batch) = (zeros(&model), case.batch());
-        let loss = model.gradients(&batch, &mut gradients).unwrap();
-        let want = case.doubles("loss")[0];
-        assert!((loss.sum - want).abs() < BOUND * want, "{name}: {} {want}", loss.sum);
-        assert_eq!((model.loss(&batch).unwrap(), loss.weight), (loss, 2.0));
-        compare("gradient", model.parameters(), &gradients, &case);
-        // All weights, too, where nothing is compared with the model as it was.
-        let full = Preference::new(case.full(Some(1)), objective);
-        assert_eq!(full.is_err(), objective.has_base(), "{name}");
-    }
-}
-
-/// As TRL computes it: a desired answer and another one, each with an answer to another prompt.
-#[test]
-fn judged_answers() {
-    let case = Case::open("llama3-kto");
-    let objective = Objective::Kto { beta: 0.3, weights: [1.3, 0.7] };
-    let mut model = Preference::new(case.lora(Some(2)), objective).unwrap();
-    let batch = Batch { desired: vec![true, false], ..case.batch() };
-    let mut gradients = zeros(&model);
-    let loss = model.gradients(&batch, &mut gradients).unwrap();
-    let want = case.doubles("loss")[0];
-    assert!((loss.sum - want).abs() < BOUND * want, "{} {want}", loss.sum);
-    assert_eq!((model.loss(&batch).unwrap(), loss.weight), (loss, 2.0));
-    compare("gradient", model.parameters(), &gradients, &case);
-    // The answers to other prompts count: with the others exchanged the loss is another.
-    let mut others = batch.clone();
-    others.weights[19..32].fill(0.0);
-    let without = model.loss(&others).unwrap();
-    assert!((without.sum - loss.sum).abs() > 1e-3, "{} {}", without.sum, loss.sum);
-    let error = model.loss(&case.batch()).unwrap_err().to_string();
-    assert!(error.contains("2 labels"), "{error}");
-    let full = Preference::new(case.full(Some(1)), objective).err().unwrap().to_string();
-    assert!(full.contains("all weights"), "{full}");
-    for wrong in [[-1.0, 1.0], [1.0, f64::NAN]] {
-        let objective = Objective::Kto { beta: 0.3, weights: wrong };
-        assert!(Preference::new(case.lora(Some(1)), objective).is_err());
-    }
-}
-
 /// What dropout and noise draw is held by the number of the batch: gradients are slopes of the loss
 /// that stands beside them, to be had again, and others elsewhere.
 #[test]
@@ -478,70 +429,6 @@ fn tables_beside_factors() {
     let options = LoraOptions { whole: vec!["q_proj".to_owned()], ..case.options.clone() };
     let error = Tuned::lora(case.model.clone(), &options, Some(1)).err().unwrap().to_string();
     assert!(error.contains("embeddings, head") && error.contains("q_proj"), "{error}");
-}
-
-#[test]
-fn preferences() {
-    let case = Case::open("llama3-dpo");
-    let (mut model, batch) = (Preference::new(case.lora(Some(2)), DPO).unwrap(), case.batch());
-    let loss = model.loss(&batch).unwrap();
-    let want = loss.sum;
-    // Pairs by themselves add up to the same.
-    let mut sum = delft_train::Loss::default();
-    for rows in [0..32, 32..60] {
-        let first = rows.start;
-        let own = batch.sequences.iter().filter(|sequence| rows.contains(&sequence.start));
-        let part = Batch {
-            tokens: batch.tokens[rows.clone()].to_vec(),
-            targets: batch.targets[rows.clone()].to_vec(),
-            weights: batch.weights[rows.clone()].to_vec(),
-            sequences: own.map(|own| own.start - first..own.end - first).collect(),
-            ..Batch::default()
-        };
-        sum += model.loss(&part).unwrap();
-    }
-    assert!((sum.sum - loss.sum).abs() < 1e-5 * want);
-    let mut odd = batch;
-    odd.sequences = vec![0..19, 19..32, 32..60];
-    let error = model.loss(&odd).unwrap_err().to_string();
-    assert!(error.contains("a chosen and a rejected sequence in turn"), "{error}");
-    let full = case.full(Some(1));
-    let error = Preference::new(full, DPO).err().unwrap().to_string();
-    assert!(error.contains("all weights"), "{error}");
-    assert!(Preference::new(case.lora(Some(1)), Objective::Dpo { beta: 0.0 }).is_err());
-}
-
-/// Margins are measured from the adapter that was gone on from, which stays as it was.
-#[test]
-fn preferences_over_an_adapter() {
-    for (name, hardware) in [
-        ("llama3-dpo", Hardware::from(Some(1))),
-        ("llama3-dora", Some(1).into()),
-        ("llama3-dora", Hardware { place: "sim".parse().unwrap(), ..Some(1).into() }),
-    ] {
-        let case = Case::open(name);
-        let batch = case.batch();
-        let mut model = case.lora(hardware);
-        let before = model.sequence_losses(&batch).unwrap();
-        model.rebase().unwrap();
-        let mut preference = Preference::new(model, DPO).unwrap();
-        // Answers are as likely as before.
-        assert!(preference.margins(&batch).unwrap().iter().all(|margin| margin.abs() < 1e-5));
-        for parameter in preference.parameters_mut() {
-            parameter.values.iter_mut().for_each(|value| *value *= 1.5);
-        }
-        let margins = preference.margins(&batch).unwrap();
-        let mut changed = case.lora(hardware);
-        for parameter in changed.parameters_mut() {
-            parameter.values.iter_mut().for_each(|value| *value *= 1.5);
-        }
-        let after = changed.sequence_losses(&batch).unwrap();
-        let pairs = before.chunks_exact(2).zip(after.chunks_exact(2));
-        for (margin, (before, after)) in margins.iter().zip(pairs) {
-            let want = (after[1] - after[0]) - (before[1] - before[0]);
-            assert!((margin - want).abs() < 1e-4 && want.abs() > 1e-3, "{name}: {margin} {want}");
-        }
-    }
 }
 
 /// The gradients of a checkpoint's tensors, put together as the parameters are: by reading them in
@@ -624,34 +511,6 @@ cases_of_all_weights! {
     full_qwen3_5 "qwen3.5-shared-full",
     full_qwen3_5_moe "qwen3.5-moe-full",
     full_stablelm_12b "stablelm-12b-full",
-}
-
-#[test]
-fn an_export_of_all_weights_is_the_model() {
-    for name in ["llama-linear", "gemma2"] {
-        let model = testing::models().join(name);
-        let mut tuned = Tuned::full(&model, Some(1)).unwrap();
-        let write = |tuned: &mut Tuned| {
-            let aside = tempfile::tempdir().unwrap();
-            for (name, bytes) in tuned.export().unwrap() {
-                std::fs::write(aside.path().join(name), bytes).unwrap();
-            }
-            aside
-        };
-        let (before, same) = (formats::Tensors::open(&model).unwrap(), write(&mut tuned));
-        let after = formats::Tensors::open(same.path()).unwrap();
-        for tensor in before.iter() {
-            assert_eq!(after.get(tensor.name).unwrap().bytes, tensor.bytes, "{}", tensor.name);
-        }
-        tuned.parameters_mut()[2].values[0] += 0.5;
-        let changed = write(&mut tuned);
-        let again = Tuned::full(changed.path(), Some(1)).unwrap();
-        assert_ne!(tuned.parameters()[2], Tuned::full(&model, Some(1)).unwrap().parameters()[2]);
-        for (one, other) in tuned.parameters().iter().zip(again.parameters()) {
-            let near = |(a, b): (&f32, &f32)| (a - b).abs() <= a.abs() / 128.0;
-            assert!(one.values.iter().zip(&other.values).all(near), "{}", one.name);
-        }
-    }
 }
 
 #[test]
@@ -811,165 +670,6 @@ fn the_same_seed_begins_with_the_same_factors() {
         assert!(pair[0].values.iter().all(|v| v.abs() <= bound));
         assert!((mean / (bound * bound / 3.0) - 1.0).abs() < 0.5, "{}: {mean}", pair[0].name);
         assert!(pair[1].values.iter().all(|v| *v == 0.0));
-    }
-}
-
-#[test]
-fn an_export_is_the_adapter_that_was_trained() {
-    for (name, twin) in [
-        ("llama3", None),
-        ("llama3", Some("model.f32.gguf")),
-        ("llama3-dora", None),
-        ("llama3-dora", Some("model.f32.gguf")),
-        ("phi3", None),
-        ("phi3-dora", Some("model.f32.gguf")),
-        ("glm4", Some("model.f32.gguf")),
-        ("gpt2", None),
-    ] {
-        let case = Case::open(name);
-        let model = twin.map_or(case.model.clone(), |twin| case.model.join(twin));
-        let mut tuned = Tuned::lora(&model, &case.options, Some(1)).unwrap();
-        for parameter in tuned.parameters_mut() {
-            parameter.values = case.values("initial", parameter);
-        }
-        let aside = tempfile::tempdir().unwrap();
-        for (name, bytes) in tuned.export().unwrap() {
-            std::fs::write(aside.path().join(name), bytes).unwrap();
-        }
-        let tensors = formats::Tensors::open(&model).unwrap();
-        let loaded = models::load(&tensors, &models::ReadOptions::default()).unwrap();
-        let program = loaded.record(false).unwrap();
-        let base = adapters::Base { config: loaded.config(), program: &program, tensors: &tensors };
-        let file = adapters::File::open(aside.path()).unwrap();
-        let adapter = file.resolve(&base, 1.0).unwrap();
-        let matrix =
-            |site: &program::Site| site.name.starts_with("blocks.") && site.experts.is_none();
-        let mut sites = program.adaptable().into_iter().filter(matrix);
-        let each = if case.options.dora { 3 } else { 2 };
-        for own in tuned.parameters().chunks(each) {
-            let mut row = 0;
-            while row < own[1].shape[0] {
-                let site = sites.next().unwrap();
-                let (delta, rows) = (&adapter.deltas[&site.name], row..row + site.output);
-                assert_eq!(delta.down, own[0].values, "{name}: {}", site.name);
-                assert_eq!(delta.up, own[1].values[rows.start * 3..rows.end * 3], "{}", site.name);
-                assert_eq!((delta.scale, delta.gain.is_some()), (2.0, case.options.dora));
-                if let (Some(gain), [_, _, magnitude]) = (&delta.gain, own) {
-                    let matrix = program.weights[site.weight.0].read(&tensors).unwrap();
-                    let factors = [&delta.down[..], &delta.up];
-                    let matrix = matrix.to_f32().unwrap();
-                    let lengths = adapters::lengths(&matrix, site.input, delta.scale, factors);
-                    let magnitudes = &magnitude.values[rows.clone()];
-                    for ((gain, length), magnitude) in gain.gain.iter().zip(lengths).zip(magnitudes)
-                    {
-                        let off = f64::from(*gain) * length - f64::from(*magnitude);
-                        assert!(off.abs() < 1e-6 * f64::from(*magnitude), "{}", site.name);
-                    }
-                }
-                row = rows.end;
-            }
-        }
-        assert!(sites.next().is_none());
-    }
-}
-
-/// Rows of matrices that Hugging Face's model has by turns in one are in its order in the file,
-/// from which another run goes on.
-#[test]
-fn an_export_has_the_order_of_pefts() {
-    let others = ["lfm2", "qwen3.5-shared", "qwen3.5-shared-dora", "qwen3-next", "olmo_hybrid"];
-    for name in ["phi3"].into_iter().chain(others) {
-        let case = Case::open(name);
-        let mut tuned = case.lora(Some(1));
-        let aside = tempfile::tempdir().unwrap();
-        for (name, bytes) in tuned.export().unwrap() {
-            std::fs::write(aside.path().join(name), bytes).unwrap();
-        }
-        let file = Safetensors::open(&aside.path().join("adapter_model.safetensors")).unwrap();
-        for parameter in tuned.parameters() {
-            let found = file.get(&parameter.name).unwrap().to_f32().unwrap();
-            let want = case.floats(&format!("initial.{}", parameter.name));
-            assert!(found == want, "{name}: {}", parameter.name);
-        }
-        let path = aside.path().to_owned();
-        let from = engine::AdapterFile { path, scale: 1.0, any_base: true };
-        let again = Tuned::adapter(case.model.clone(), &from, Some(1)).unwrap();
-        assert_eq!(tuned.parameters().len(), again.parameters().len());
-        for (one, other) in tuned.parameters().iter().zip(again.parameters()) {
-            assert_eq!(one.name, other.name);
-            // Magnitudes are made of gains and lengths again.
-            let off = distance(&other.values, &one.values);
-            assert!(off < 1e-6, "{name}: {}: {off:e}", one.name);
-        }
-    }
-}
-
-/// All weights go back to where the files have them: whole, as rows of one, turned, or without what
-/// norms add.
-#[test]
-fn an_export_of_all_weights_is_what_was_trained() {
-    for name in [
-        "apertus",
-        "bailing_hybrid",
-        "falcon-h1",
-        "kimi_linear",
-        "jamba",
-        "laguna",
-        "lfm3",
-        "mamba",
-        "mamba2",
-        "olmo_hybrid",
-        "gpt2",
-        "gpt2-scaled",
-        "gemma2",
-        "gemma3n",
-        "phi3",
-        "starcoder2",
-        "gpt-neox",
-        "internlm2",
-        "lfm2",
-        "qwen3.5",
-        "youtu",
-        "deepseek3",
-        "ernie4_5-moe",
-        "gemma4-moe",
-        "glm4-moe",
-        "gpt-oss",
-        "granitemoe",
-        "llama4",
-        "mixtral",
-        "phimoe",
-        "qwen3-moe",
-        "qwen3.5-moe",
-    ] {
-        let case = Case::without_file(name);
-        let mut tuned = case.full(Some(1));
-        let aside = tempfile::tempdir().unwrap();
-        let write = |tuned: &mut Tuned| {
-            for (name, bytes) in tuned.export().unwrap() {
-                std::fs::write(aside.path().join(name), bytes).unwrap();
-            }
-        };
-        write(&mut tuned);
-        let file = |folder: &std::path::Path| {
-            Safetensors::open(&folder.join("model.safetensors")).unwrap()
-        };
-        let (before, after) = (file(&case.model), file(aside.path()));
-        for tensor in before.iter() {
-            assert!(after.get(tensor.name).unwrap().bytes == tensor.bytes, "{}", tensor.name);
-        }
-        // Zeros behind columns are in no file.
-        let trained = |value: f32| name != "gemma3n" || value != 0.0;
-        for (p, parameter) in tuned.parameters_mut().iter_mut().enumerate() {
-            for (i, value) in parameter.values.iter_mut().enumerate() {
-                if trained(*value) {
-                    *value = ((i * 31 + p * 17) % 23) as f32 / 16.0 - 0.5;
-                }
-            }
-        }
-        write(&mut tuned);
-        let again = Tuned::full(aside.path().to_path_buf(), Some(1)).unwrap();
-        assert!(again.parameters() == tuned.parameters(), "{name}");
     }
 }
 
