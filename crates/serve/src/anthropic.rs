@@ -160,8 +160,8 @@ pub(crate) async fn messages(call: Call) -> Answered {
     let ask = call.reading(|| read(&call, fields, model)).await?;
     let Ask { model, fields, asked, work, streams } = ask;
     let id = format!("msg_{}", call.id);
-    let reply = asked.reply(&model, &work.prompt);
-    let mut reply = if streams { reply.piecewise() } else { reply };
+    // A call that is cut is told with its name, in a stream and in a whole answer.
+    let mut reply = asked.reply(&model, &work.prompt).piecewise();
     let prompt_tokens = work.prompt.len();
     let generating = model.generator.start(vec![work], &call.trail).await?;
     if streams {
@@ -183,7 +183,10 @@ pub(crate) async fn messages(call: Call) -> Answered {
     if !answer.content.is_empty() || content.is_empty() && answer.calls.is_empty() {
         content.push(json!({ "type": "text", "text": answer.content }));
     }
-    content.extend(answer.calls.iter().map(|call| block_of(call, call.arguments.clone())));
+    // A block's input is an object: what came of one that was cut is left out.
+    let input =
+        |call: &Called| if call.arguments.is_object() { call.arguments.clone() } else { json!({}) };
+    content.extend(answer.calls.iter().map(|call| block_of(call, input(call))));
     let mut object = message(&id, &model);
     object["content"] = content.into();
     if let Some(done) = &answer.end {
@@ -431,7 +434,7 @@ impl Shape for Writer {
                 Ok(())
             }
             Event::Done(done) => {
-                for piece in self.reply.finish() {
+                for piece in self.reply.finish(&done.finish) {
                     self.piece(sender, piece).await?;
                 }
                 if self.blocks == 0 && self.block.is_none() {

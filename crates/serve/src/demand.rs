@@ -200,6 +200,8 @@ pub(crate) struct Asked {
     /// The tools as chat templates read them.
     listed: Vec<Value>,
     tools: Vec<Tool>,
+    /// Where each of them stands in the request.
+    places: Vec<String>,
     /// Those of the tools that a namespace holds.
     spaced: Vec<Spaced>,
     /// The names of those that take a text.
@@ -209,7 +211,8 @@ pub(crate) struct Asked {
     choice: Choice,
     /// Whether several calls may come in one answer.
     several: bool,
-    grammar: Option<Grammar>,
+    /// The grammar of a text, with its place.
+    grammar: Option<(&'static str, Grammar)>,
 }
 
 impl Asked {
@@ -288,8 +291,10 @@ impl Asked {
             let within = |e: Problem| e.within("text.format");
             asked.grammar = match (format.text("type").map_err(within)?, format.value("schema")) {
                 (Some("text"), _) => None,
-                (Some("json_object"), _) => Some(Grammar::Json),
-                (Some("json_schema"), Some(schema)) => Some(Grammar::Schema(schema.clone())),
+                (Some("json_object"), _) => Some(("text.format", Grammar::Json)),
+                (Some("json_schema"), Some(schema)) => {
+                    Some(("text.format.schema", Grammar::Schema(schema.clone())))
+                }
                 _ => {
                     let message = "expected text, json_object, or json_schema with its schema";
                     return Err(within(Problem::field("type", message)));
@@ -359,7 +364,7 @@ impl Asked {
                     return Err(Problem::field(place, message));
                 }
             };
-            if asked.grammar.replace(grammar).is_some() {
+            if asked.grammar.replace((place, grammar)).is_some() {
                 return Err(Problem::field(place, "not supported beside output_config.format"));
             }
         }
@@ -375,8 +380,8 @@ impl Asked {
         asked.grammar = match fields.value("format") {
             None => None,
             Some(Value::String(word)) if word.is_empty() => None,
-            Some(Value::String(word)) if word == "json" => Some(Grammar::Json),
-            Some(schema @ Value::Object(_)) => Some(Grammar::Schema(schema.clone())),
+            Some(Value::String(word)) if word == "json" => Some(("format", Grammar::Json)),
+            Some(schema @ Value::Object(_)) => Some(("format", Grammar::Schema(schema.clone()))),
             Some(other) => return Err(wrong("format", "\"json\" or a JSON schema", other)),
         };
         asked.check()
@@ -498,6 +503,7 @@ impl Asked {
             "function": { "name": name, "description": description, "parameters": parameters },
         }));
         self.tools.push(tool);
+        self.places.push(place.to_string());
         Ok(())
     }
 
@@ -548,9 +554,13 @@ impl Asked {
             let after = || Opening::after_tokens(tokenizer, template, prompt);
             Ok(if splits { after() } else { Opening::Answer })
         };
+        let compiled = |place: &str, grammar: &Grammar, opening| {
+            let told = |error| Problem::from(error).at(place);
+            model.grammars()?.compile(grammar, opening).map_err(told)
+        };
         if self.active().is_empty() {
-            if let Some(grammar) = &self.grammar {
-                options.constraint = Some(model.grammars()?.compile(grammar, opening()?)?);
+            if let Some((place, grammar)) = &self.grammar {
+                options.constraint = Some(compiled(place, grammar, opening()?)?);
             }
             return Ok(());
         }
@@ -560,7 +570,7 @@ impl Asked {
         for (place, text) in &self.given {
             let told = |error: delft::Error| Problem::field(place, error);
             // What is wrong with a grammar is told in its own words, before it is part of another.
-            model.grammars()?.compile(&text.grammar, Opening::Answer).map_err(told)?;
+            compiled(place, &text.grammar, Opening::Answer)?;
             given.push(match format.body {
                 // Such values stand between marks as they are.
                 Body::Tagged { .. } => text.clone(),
@@ -580,7 +590,7 @@ impl Asked {
         };
         let tools: Vec<Tool> = self.tools.iter().filter(named).cloned().collect();
         let parallel = self.several && !matches!(self.choice, Choice::Named(_));
-        let text = self.grammar.as_ref();
+        let text = self.grammar.as_ref().map(|(_, grammar)| grammar);
         let lazy = !required && !strict && !restricted && self.several && text.is_none();
         if lazy && options.ignore_end {
             // Where the end is ignored there is none for a grammar either.
@@ -592,7 +602,16 @@ impl Asked {
             Ok(source) => options.constraint = Some(source),
             // Calls that nobody insists on are read as they come.
             Err(_) if lazy => {}
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                // The text or the tool that is wrong by itself is named.
+                if let Some((place, grammar)) = &self.grammar {
+                    compiled(place, grammar, Opening::Answer)?;
+                }
+                for (tool, place) in self.tools.iter().zip(&self.places).filter(|(t, _)| named(t)) {
+                    compiled(place, &Grammar::Schema(tool.parameters.clone()), Opening::Answer)?;
+                }
+                return Err(Problem::from(error).at("tools"));
+            }
         }
         Ok(())
     }
@@ -657,23 +676,27 @@ fn choice_problem(found: &Value) -> Problem {
 }
 
 /// `response_format`: text, a JSON object, or JSON of a schema.
-fn response_format(fields: &Fields) -> Result<Option<Grammar>, Problem> {
+fn response_format(fields: &Fields) -> Result<Option<(&'static str, Grammar)>, Problem> {
     let Some(format) = fields.within("response_format", &[RESPONSE_FORMAT])? else {
         return Ok(None);
     };
     let within = |e: Problem| e.within("response_format");
-    let own = || format.value("schema").map(|schema| Grammar::Schema(schema.clone()));
+    let own = || {
+        let schema = format.value("schema")?;
+        Some(("response_format.schema", Grammar::Schema(schema.clone())))
+    };
     match format.text("type").map_err(within)? {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(own().unwrap_or(Grammar::Json))),
+        Some("json_object") => Ok(Some(own().unwrap_or(("response_format", Grammar::Json)))),
         Some("json_schema") if format.value("json_schema").is_none() && own().is_some() => {
             Ok(own())
         }
         Some("json_schema") => {
             let schema = format.within("json_schema", &[JSON_SCHEMA]).map_err(within)?;
             let schema = schema.and_then(|schema| schema.value("schema").cloned());
-            let none = || Problem::field("response_format.json_schema.schema", "expected a schema");
-            Ok(Some(Grammar::Schema(schema.ok_or_else(none)?)))
+            let place = "response_format.json_schema.schema";
+            let none = || Problem::field(place, "expected a schema");
+            Ok(Some((place, Grammar::Schema(schema.ok_or_else(none)?))))
         }
         found => {
             let found = Value::from(found.unwrap_or_default());
@@ -683,7 +706,7 @@ fn response_format(fields: &Fields) -> Result<Option<Grammar>, Problem> {
 }
 
 /// The grammar of vLLM's or llama.cpp's fields.
-fn grammar_fields(fields: &Fields) -> Result<Option<Grammar>, Problem> {
+fn grammar_fields(fields: &Fields) -> Result<Option<(&'static str, Grammar)>, Problem> {
     const KINDS: &[Field] = &[
         used("json"),
         used("json_object"),
@@ -695,16 +718,16 @@ fn grammar_fields(fields: &Fields) -> Result<Option<Grammar>, Problem> {
     ];
     let mut found = Vec::new();
     if let Some(text) = fields.text("grammar")?.filter(|text| !text.is_empty()) {
-        found.push(Grammar::of_text(text));
+        found.push(("grammar", Grammar::of_text(text)));
     }
     // llama-server's, beside an empty one that asks for nothing.
     if let Some(schema) = fields.object("json_schema")?.filter(|schema| !schema.is_empty()) {
-        found.push(Grammar::Schema(schema.clone().into()));
+        found.push(("json_schema", Grammar::Schema(schema.clone().into())));
     }
     if let Some(kinds) = fields.within("structured_outputs", &[KINDS])? {
         let names = ["json", "json_object", "regex", "grammar", "choice"];
         let kinds = kinds_of(&kinds, names).map_err(|e| e.within("structured_outputs"));
-        found.extend(kinds?);
+        found.extend(kinds?.into_iter().map(|(_, grammar)| ("structured_outputs", grammar)));
     }
     // The older form of the same.
     let names =
@@ -719,24 +742,24 @@ fn grammar_fields(fields: &Fields) -> Result<Option<Grammar>, Problem> {
 /// Grammars of vLLM's kinds, by the names of their fields.
 fn kinds_of(
     fields: &Fields,
-    [json, json_object, regex, grammar, choice]: [&str; 5],
-) -> Result<Vec<Grammar>, Problem> {
+    [json, json_object, regex, grammar, choice]: [&'static str; 5],
+) -> Result<Vec<(&'static str, Grammar)>, Problem> {
     let mut found = Vec::new();
     if let Some(schema) = fields.value(json) {
         // It may be written as JSON in a string.
         let read = schema.as_str().map(serde_json::from_str);
         let schema = read.unwrap_or_else(|| Ok(schema.clone()));
         let schema = schema.map_err(|e| Problem::field(json, format_args!("{e}")));
-        found.push(Grammar::Schema(schema?));
+        found.push((json, Grammar::Schema(schema?)));
     }
     if fields.flag(json_object)? == Some(true) {
-        found.push(Grammar::Json);
+        found.push((json_object, Grammar::Json));
     }
     if let Some(text) = fields.text(regex)? {
-        found.push(Grammar::Regex(text.to_string()));
+        found.push((regex, Grammar::Regex(text.to_string())));
     }
     if let Some(text) = fields.text(grammar)? {
-        found.push(Grammar::of_text(text));
+        found.push((grammar, Grammar::of_text(text)));
     }
     if let Some(choices) = fields.list(choice)? {
         let texts = choices.iter().map(|choice| choice.as_str().map(|text| json!(text)));
@@ -745,7 +768,7 @@ fn kinds_of(
         let texts = texts
             .filter(|texts| !texts.is_empty())
             .ok_or_else(|| Problem::field(choice, "expected a list of strings"))?;
-        found.push(Grammar::Lark(format!("start: {}", texts.join(" | "))));
+        found.push((choice, Grammar::Lark(format!("start: {}", texts.join(" | ")))));
     }
     Ok(found)
 }

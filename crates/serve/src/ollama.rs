@@ -440,7 +440,7 @@ impl Shape for Writer {
                 Ok(())
             }
             Event::Done(done) => {
-                for piece in ask.reply.finish() {
+                for piece in ask.reply.finish(&done.finish) {
                     ask.piece(sender, piece, None).await?;
                 }
                 let mut object = ask.part("", "", true);

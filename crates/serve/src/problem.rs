@@ -73,6 +73,18 @@ impl Problem {
         self
     }
 
+    /// The same of what is wrong with a request, told of the field that it was found in.
+    pub(crate) fn at(mut self, field: &str) -> Self {
+        if self.status == StatusCode::BAD_REQUEST {
+            // The field's own word is said once.
+            let word = format!("{}: ", field.rsplit('.').next().unwrap_or(field));
+            let message = self.message.strip_prefix(&word).unwrap_or(&self.message);
+            self.message = format!("{field}: {message}");
+            self.param = Some(field.to_string());
+        }
+        self
+    }
+
     /// Something that failed here.
     pub(crate) fn failed(message: impl Into<String>) -> Self {
         Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)

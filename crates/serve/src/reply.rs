@@ -142,7 +142,7 @@ impl Reader {
                 }
             }
             (reader @ Reader::Headers { .. }, TextKind::Mark) => {
-                let ended = reader.finish();
+                let ended = reader.finish(false);
                 if let Reader::Headers { header, .. } = reader {
                     *header += &span.text;
                 }
@@ -158,24 +158,29 @@ impl Reader {
         }
     }
 
-    fn finish(&mut self) -> Vec<Piece> {
+    /// Ends the text, which may have been cut.
+    fn finish(&mut self, cut: bool) -> Vec<Piece> {
         match self {
-            Reader::Marks(calls) => parts(calls.finish()),
+            Reader::Marks(calls) => parts(calls.finish(cut)),
             Reader::Headers { open, piecewise: true, .. } => match open.take() {
                 None => Vec::new(),
                 // Who puts the pieces together must find an object.
-                Some((_, arguments)) if arguments.trim().is_empty() => {
+                Some((_, arguments)) if arguments.trim().is_empty() && !cut => {
                     vec![Piece::Arguments("{}".to_string()), Piece::End]
                 }
                 Some(_) => vec![Piece::End],
             },
             Reader::Headers { open, .. } => {
-                let call = open.take().map(|(name, arguments)| {
+                let call = open.take().and_then(|(name, arguments)| {
                     let arguments = match arguments.trim() {
-                        "" => json!({}),
-                        text => serde_json::from_str(text).unwrap_or_else(|_| text.into()),
+                        "" if !cut => json!({}),
+                        text => match serde_json::from_str(text) {
+                            Ok(arguments) => arguments,
+                            Err(_) if cut => return None,
+                            Err(_) => text.into(),
+                        },
                     };
-                    Piece::Call(Called::new(ToolCall { name, arguments }))
+                    Some(Piece::Call(Called::new(ToolCall { name, arguments })))
                 });
                 call.into_iter().collect()
             }
@@ -254,11 +259,12 @@ impl Reply {
         self.reasoning
     }
 
-    /// Gives the text that was held back, at its end.
-    pub(crate) fn finish(&mut self) -> Vec<Piece> {
+    /// Gives the text that was held back, at its end, for which this is the reason.
+    pub(crate) fn finish(&mut self, finish: &Finish) -> Vec<Piece> {
+        let cut = matches!(finish, Finish::Length | Finish::ContextFull);
         let spans = self.splitter.as_mut().map_or_else(Vec::new, Splitter::finish);
         let mut pieces = self.pieces(spans);
-        pieces.extend(self.calls.as_mut().map_or_else(Vec::new, Reader::finish));
+        pieces.extend(self.calls.as_mut().map_or_else(Vec::new, |calls| calls.finish(cut)));
         self.inputs.take(pieces)
     }
 
@@ -362,7 +368,7 @@ impl Answer {
                 self.tokens.push(token);
             }
             Event::Done(done) => {
-                let pieces = reply.finish();
+                let pieces = reply.finish(&done.finish);
                 self.said.extend(self.pending.take(None, &pieces));
                 pieces.into_iter().for_each(|piece| self.add(piece));
                 self.reasoning_tokens = reply.reasoning_tokens();
@@ -435,8 +441,18 @@ mod tests {
     use super::*;
     use delft::tokens::tools::FORMATS;
 
+    /// Reasoning, content, and calls with their arguments.
+    type Taken = (String, String, Vec<(String, Value)>);
+
     /// A text through a reply, whole and letter by letter.
-    fn taken(format: &str, text: &str) -> (String, String, Vec<(String, Value)>) {
+    fn taken(format: &str, text: &str) -> Taken {
+        let taken = ended(format, text, &Finish::End(0));
+        assert_eq!(taken[0], taken[1], "{text}");
+        taken[0].clone()
+    }
+
+    /// A text that ended for a reason, first with calls whole, then piece by piece.
+    fn ended(format: &str, text: &str, finish: &Finish) -> [Taken; 2] {
         let format = FORMATS.iter().find(|row| row.name == format).unwrap();
         let tools = vec![Tool::new("paint", json!({}), false).unwrap()];
         let take = |pieces: Vec<String>, piecewise: bool| {
@@ -446,16 +462,62 @@ mod tests {
             for piece in pieces {
                 reply.push(&piece).into_iter().for_each(|piece| answer.add(piece));
             }
-            reply.finish().into_iter().for_each(|piece| answer.add(piece));
+            reply.finish(finish).into_iter().for_each(|piece| answer.add(piece));
             let calls = answer.calls.into_iter().map(|call| (call.name, call.arguments));
             (answer.reasoning, answer.content, calls.collect::<Vec<_>>())
         };
-        let whole = take(vec![text.to_string()], false);
-        for piecewise in [false, true] {
+        [false, true].map(|piecewise| {
+            let whole = take(vec![text.to_string()], piecewise);
             let letters = text.chars().map(String::from).collect();
             assert_eq!(take(letters, piecewise), whole, "{text}");
+            whole
+        })
+    }
+
+    /// A call that is cut is told as far as it came where its arguments come as text, and left out
+    /// where they are an object; it is never text.
+    #[test]
+    fn calls_that_are_cut_are_no_text() {
+        let rows = [
+            (
+                "hermes",
+                "Sure.\n<tool_call>\n{\"name\": \"paint\", \"arguments\": {\"a\": 1}}\n",
+                "Sure.",
+            ),
+            ("mistral-v13", "Sure. [TOOL_CALLS]paint[ARGS]{\"a\": 1}", "Sure."),
+            ("mistral", "[TOOL_CALLS][{\"name\": \"paint\", \"arguments\": {\"a\": 1}}]", ""),
+            ("llama", "{\"name\": \"paint\", \"parameters\": {\"a\": 1}}", ""),
+            ("qwen3-coder", "<tool_call>\n<function=paint>\n<parameter=a>\n1\n</parameter>\n", ""),
+            (
+                "harmony",
+                "<|channel|>commentary to=functions.paint <|constrain|>json<|message|>{\"a\": 1}",
+                "",
+            ),
+        ];
+        for (format, text, said) in rows {
+            let arguments = text.find(": {").or(text.find("{\"a")).unwrap_or(text.len());
+            for (end, _) in text.char_indices().filter(|(at, _)| *at > 2) {
+                let [whole, pieces] = ended(format, &text[..end], &Finish::Length);
+                for (_, content, calls) in [&whole, &pieces] {
+                    // Where no mark is begun, or half of one, nothing tells that it was to be one.
+                    let marked = match format {
+                        "harmony" => text[..end].contains("<|message|>"),
+                        _ => text[..end].find(['<', '[', '{']).is_some_and(|at| end - at > 9),
+                    };
+                    if marked {
+                        assert_eq!(content, said, "{format}: {}", &text[..end]);
+                    }
+                    assert!(calls.iter().all(|call| call.0 == "paint"), "{format}");
+                }
+                assert!(whole.2.iter().all(|(_, arguments)| arguments.is_object()), "{format}");
+                if end > arguments + 3 && format != "qwen3-coder" {
+                    assert_eq!(pieces.2.len(), 1, "{format}: {}", &text[..end]);
+                }
+            }
         }
-        whole
+        // An answer that has come to its end is what the model wrote.
+        let ends = taken("hermes", "Calls begin with <tool_call>");
+        assert_eq!(ends, (String::new(), "Calls begin with <tool_call>".into(), vec![]));
     }
 
     #[test]
@@ -489,7 +551,7 @@ mod tests {
             let pieces = reply.push(text);
             said.extend(pending.take(Some(i), &pieces));
         }
-        said.extend(pending.take(None, &reply.finish()));
+        said.extend(pending.take(None, &reply.finish(&Finish::End(0))));
         // White space behind the mark belongs to it, but is known to only with the next token.
         assert_eq!((reply.reasoning_tokens(), said), (4, vec![3, 4, 5, 6]));
     }

@@ -297,7 +297,7 @@ impl Shape for Writer {
                 self.pieces(sender, index, pieces, Some(&token)).await
             }
             Event::Done(done) => {
-                let pieces = self.replies[index].finish();
+                let pieces = self.replies[index].finish(&done.finish);
                 self.pieces(sender, index, pieces, None).await?;
                 let reasoning = self.replies[index].reasoning_tokens();
                 self.total.add(&done.metrics, reasoning, index == 0);

@@ -450,10 +450,10 @@ fn read_items(
                 let arguments = match text(if custom { "input" } else { "arguments" })? {
                     input if custom => custom::arguments(input),
                     arguments if arguments.trim().is_empty() => json!({}),
-                    arguments => serde_json::from_str(arguments).map_err(|e| {
-                        let message = format!("expected JSON, found {e}");
-                        Problem::field(&format!("{place}.arguments"), message)
-                    })?,
+                    // A call that a model did not write to its end is sent back as it is.
+                    arguments => {
+                        serde_json::from_str(arguments).unwrap_or_else(|_| arguments.into())
+                    }
                 };
                 let function =
                     json!({ "name": known(text("name")?, item), "arguments": arguments });
@@ -659,7 +659,7 @@ impl Shape for Writer {
                 Ok(())
             }
             Event::Done(done) => {
-                let pieces = self.reply.finish();
+                let pieces = self.reply.finish(&done.finish);
                 self.told = self.pending.take(None, &pieces);
                 for piece in pieces {
                     self.piece(sender, piece).await?;

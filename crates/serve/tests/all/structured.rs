@@ -228,6 +228,45 @@ fn answers_are_brought_to_their_end_within_their_tokens() {
     let item = &whole["output"][0];
     assert_eq!((&whole["status"], &item["status"]), (&json!("incomplete"), &json!("incomplete")));
     assert!(item["name"] == "tell" && is_cut(&item["arguments"]), "{whole}");
+    // It may be sent back as it is.
+    let answer =
+        json!({ "type": "function_call_output", "call_id": item["call_id"], "output": "" });
+    let body = json!({ "input": [item, answer], "max_output_tokens": 2 });
+    let after = post(shared(), "/v1/responses", &body);
+    assert_eq!(after.status, 200, "{after:?}");
+
+    // Where arguments are an object there are none, and no text stands in their place.
+    let tool = json!({ "name": "tell", "input_schema": schema });
+    let extra = json!({ "tools": [tool], "tool_choice": { "type": "any" }, "temperature": 0 });
+    for (most, blocks) in [(40, 1), (6, 1)] {
+        let mut extra = extra.clone();
+        extra["max_tokens"] = most.into();
+        let message = good("/v1/messages", extra).json();
+        assert_eq!(message["stop_reason"], "max_tokens", "{message}");
+        let content = message["content"].as_array().unwrap();
+        assert_eq!(content.len(), blocks, "{message}");
+        match content[0]["type"].as_str() {
+            Some("tool_use") => assert_eq!((most, &content[0]["input"]), (40, &json!({}))),
+            _ => assert_eq!((most, &content[0]["text"]), (6, &json!(""))),
+        }
+    }
+}
+
+/// Of a call that is cut before its arguments nothing is told as text, whoever asks.
+#[test]
+fn the_beginning_of_a_call_is_no_text() {
+    let tool =
+        json!({ "type": "function", "function": { "name": "paint", "parameters": schema() } });
+    let extra = json!({ "tools": [tool], "tool_choice": "required", "temperature": 0 });
+    for most in 5..20 {
+        let mut extra = extra.clone();
+        extra["max_tokens"] = most.into();
+        let choice = good(CHAT, extra.clone()).json()["choices"][0].clone();
+        let text = choice["message"]["content"].as_str().unwrap_or_default();
+        assert_eq!((text, &choice["finish_reason"]), ("", &json!("length")), "{most}");
+        extra["stream"] = true.into();
+        assert_eq!(streamed(&good(CHAT, extra)), "", "{most}");
+    }
 }
 
 /// Of several tools only those may be called that the choice allows.
@@ -381,14 +420,20 @@ fn what_cannot_be_followed_is_refused_and_harms_no_other() {
     let doubling: serde_json::Map<String, Value> = (0..40)
         .map(|i| (format!("p{i}"), json!({ "pattern": "^(.*a.{30}){9}$", "type": "string" })))
         .collect();
+    let place = "response_format.json_schema.schema";
+    let wrong = json!({ "type": "function", "function": { "name": "tear", "parameters": {
+        "type": "object", "properties": { "x": { "type": "nothing" } },
+    } } });
     let cases = [
-        (schema_of(json!({ "$ref": "http://example.com/x" })), "schema"),
-        (schema_of(json!({ "type": "nothing" })), "schema"),
-        (schema_of(json!({ "const": "x".repeat(1 << 20) })), "schema"),
+        (schema_of(json!({ "$ref": "http://example.com/x" })), place),
+        (schema_of(json!({ "type": "nothing" })), place),
+        (schema_of(json!({ "const": "x".repeat(1 << 20) })), place),
         (json!({ "response_format": { "type": "yaml" } }), "response_format.type"),
         (json!({ "response_format": { "type": "json_schema" } }), "response_format.json_schema"),
         (json!({ "grammar": "root ::= (" }), "grammar"),
-        (json!({ "structured_outputs": { "regex": "(" } }), "regex"),
+        (json!({ "structured_outputs": { "regex": "(" } }), "structured_outputs"),
+        (json!({ "guided_regex": "(" }), "guided_regex"),
+        (json!({ "tools": [tool(), wrong], "tool_choice": "required" }), "tools[1]"),
         (json!({ "tools": [{ "type": "function" }] }), "tools[0].function"),
         (json!({ "tools": [tool(), tool()] }), "tools[1]"),
         (json!({ "tools": [tool()], "tool_choice": "paint" }), "tool_choice"),
@@ -400,6 +445,32 @@ fn what_cannot_be_followed_is_refused_and_harms_no_other() {
         assert_eq!(response.status, 400, "{shown}: {response:?}");
         let message = response.json()["error"]["message"].as_str().unwrap().to_string();
         assert!(message.starts_with(place) && message.len() < 600, "{shown}: {message}");
+        let param = response.json()["error"]["param"].as_str().unwrap().to_string();
+        assert!(param.starts_with(place), "{shown}: {param}");
+    }
+    for (path, extra, place) in [
+        (
+            "/v1/messages",
+            json!({ "output_config": { "format": { "type": "json_schema", "schema": { "type": "nothing" } } } }),
+            "output_config.format: ",
+        ),
+        (
+            "/v1/responses",
+            json!({ "input": "Hi", "text": { "format": { "type": "json_schema", "name": "x", "schema": { "type": "nothing" } } } }),
+            "text.format.schema: ",
+        ),
+        ("/api/chat", json!({ "format": { "type": "nothing" } }), "format: "),
+    ] {
+        let mut body =
+            json!({ "max_tokens": 8, "messages": [{ "role": "user", "content": "Hi" }] });
+        if path == "/v1/responses" {
+            body = json!({});
+        }
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let response = post(shared(), path, &body);
+        let error = &response.json()["error"];
+        let message = error["message"].as_str().or(error.as_str()).unwrap_or_default();
+        assert!(response.status == 400 && message.starts_with(place), "{response:?}");
     }
     // What turns out later is the request's own as well.
     let all: Vec<String> = (0..20_000).map(|i| format!("\"a{i:x}\"")).collect();

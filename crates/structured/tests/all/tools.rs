@@ -24,7 +24,7 @@ fn tools() -> Vec<Tool> {
 fn calls(format: &'static tokens::tools::CallFormat, text: &str) -> (Vec<(String, Value)>, String) {
     let mut reader = Calls::new(format, tools());
     let mut parts = reader.push(text);
-    parts.extend(reader.finish());
+    parts.extend(reader.finish(false));
     let (mut calls, mut rest) = (Vec::new(), String::new());
     for part in parts {
         match part {
@@ -228,7 +228,7 @@ fn an_argument_of_a_grammar_is_a_text_of_it_in_every_form() {
             assert!(whole, "{}: {text}", format.name);
             let mut reader = Calls::new(format, tools.clone());
             let mut parts = reader.push(&text);
-            parts.extend(reader.finish());
+            parts.extend(reader.finish(false));
             let [Part::Call(call), ..] = &parts[..] else { panic!("{}: {text}", format.name) };
             let input = call.arguments["input"].as_str().unwrap();
             let lines: Vec<&str> = input.strip_prefix('"').unwrap().split('\n').collect();

@@ -93,8 +93,9 @@ impl Calls {
         parts
     }
 
-    /// Ends the answer; gives what was held back.
-    pub fn finish(&mut self) -> Vec<Part> {
+    /// Ends the answer; gives what was held back. Of an answer that was `cut`, as by a limit of
+    /// tokens, the beginning of a call that came to no arguments is no text, and is left out.
+    pub fn finish(&mut self, cut: bool) -> Vec<Part> {
         let mut parts = Vec::new();
         while self.step(true, &mut parts) {}
         self.go_on(&mut parts);
@@ -110,6 +111,9 @@ impl Calls {
             // for which the answer ended.
             return parts;
         }
+        if cut && self.is_beginning(&rest) {
+            return parts;
+        }
         if self.state == State::Calls && !blank(&rest) {
             text(&mut parts, std::mem::take(&mut self.gap));
         }
@@ -121,6 +125,26 @@ impl Calls {
             text(&mut parts, rest);
         }
         parts
+    }
+
+    /// Whether a text that was cut is the beginning of a call: behind a mark, at least half of one,
+    /// or, in forms without marks, an object that begins as a call of a tool that there is.
+    fn is_beginning(&self, rest: &str) -> bool {
+        let opening = self.format.opening();
+        if !opening.is_empty() {
+            let rest = rest.trim();
+            let half = rest.len() * 2 >= opening.len() && opening.starts_with(rest);
+            return self.state == State::Calls || half;
+        }
+        let Body::Object { name, .. } = self.format.body else { return false };
+        let written: String = rest.split_whitespace().collect();
+        let key = format!("{{\"{name}\":\"");
+        let begins = |tool: &Tool| {
+            let called = format!("{key}{}\",\"", tool.name);
+            written.starts_with(&called)
+                || written.len() >= key.len() && called.starts_with(&written)
+        };
+        self.state == State::Calls && self.tools.iter().any(begins)
     }
 
     /// Goes on by one part or state; false when more text is needed.

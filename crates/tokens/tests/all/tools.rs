@@ -82,7 +82,7 @@ fn gathered(
 ) -> (Vec<ToolCall>, String, usize) {
     let (mut open, mut count) = (None::<(String, String)>, 0);
     let mut parts: Vec<Part> = pieces.flat_map(|piece| reader.push(&piece)).collect();
-    parts.extend(reader.finish());
+    parts.extend(reader.finish(false));
     let (mut calls, mut text) = (Vec::new(), String::new());
     for part in parts {
         match part {
