@@ -191,6 +191,10 @@ impl LatentAttention {
         let [plain, turned, value, rank] = self.sizes;
         let ops::Attention { layer, heads, head_dim: width, .. } = self.attend;
         let cut = |x: &Tensor, heads, start, count, width| {
+            // All of it is itself.
+            if start == 0 && count == width && heads * width == x.width() {
+                return x.clone();
+            }
             x.apply(Op::from(Splice { heads, start, count, shared: false, width }), &[], vec![])
         };
         // The first elements of each head, and what is behind them: a head's own, or one for all.
