@@ -1,6 +1,6 @@
-//! Items that must differ from each other (`uniqueItems`), which no grammar says: a [`Reader`]
-//! follows the JSON that is written, and knows which tokens would end an item that is there
-//! already.
+//! Items that must differ from each other (`uniqueItems`), and names of properties where these are
+//! counted, which no grammar says: a [`Reader`] follows the JSON that is written, and knows which
+//! tokens would end an item or a name that is there already.
 
 use engine::reasoning::Opening;
 use llguidance::toktrie::{SimpleVob, TokTrie};
@@ -19,11 +19,20 @@ pub(crate) struct Places {
     any: BTreeSet<usize>,
     /// Whether of the items of some there may be few.
     narrow: bool,
+    /// Whether the names of each object's properties must differ.
+    names: bool,
 }
 
 impl Places {
     pub(crate) fn is_empty(&self) -> bool {
-        self.named.is_empty() && self.any.is_empty()
+        self.named.is_empty() && self.any.is_empty() && !self.names
+    }
+
+    /// Has the names of every object's properties differ: a name that is there twice counts once.
+    /// Of `narrow` ones there may be few.
+    pub(crate) fn differ_in_names(&mut self, narrow: bool) {
+        self.narrow |= narrow;
+        self.names = true;
     }
 
     /// Adds arrays of this depth within a property; of any, without a name. Of `narrow` ones there
@@ -58,6 +67,8 @@ enum Open {
         /// The last name, once it was read.
         name: String,
         is_name: bool,
+        /// The names so far as they are written, and as they are read, if they must differ.
+        names: Option<Vec<(Vec<u8>, Value)>>,
     },
     Array {
         /// The state of its items, if they must differ.
@@ -121,6 +132,7 @@ impl Reader {
     pub(crate) fn items(&self) -> usize {
         let items = |open: &Open| match open {
             Open::Array { items: Some(items), .. } => items.len(),
+            Open::Object { names: Some(names), .. } => names.len(),
             _ => 0,
         };
         self.open.iter().map(items).sum()
@@ -128,6 +140,19 @@ impl Reader {
 
     /// Takes the tokens away that end an item which is there already.
     pub(crate) fn exclude(&self, trie: &TokTrie, mask: &mut SimpleVob) {
+        if let Some(Open::Object { is_name, names: Some(names), .. }) = self.open.last() {
+            let (written, before): (&[u8], &[u8]) = match (self.string, self.text.last()) {
+                (Some(from), _) if *is_name => (&self.text[from..], b""),
+                // The text of a value, behind which it may end and another name begin.
+                (Some(_), _) => (b"", b"\", "),
+                (None, Some(b' ' | b'{')) if *is_name => (b"", b""),
+                (None, Some(b',')) if *is_name => (b"", b" "),
+                (None, _) => (b"", b", "),
+            };
+            for rest in names.iter().filter_map(|(name, _)| name.strip_prefix(written)) {
+                exclude(trie, &[before, rest].concat(), mask);
+            }
+        }
         for open in &self.open {
             let Open::Array { items: Some(items), item, .. } = open else { continue };
             // What is written of the present item, or what stands before the next one.
@@ -144,10 +169,15 @@ impl Reader {
                     exclude(trie, &[rest, &[end]].concat(), mask);
                 }
             };
-            let value = value(written).filter(Value::is_number);
+            let number = value(written).filter(Value::is_number);
+            // What the item is if its last bracket comes now.
+            let closed = [b']', b'}'].map(|end| (end, value(&[written, &[end]].concat())));
             for (earlier, other) in items {
-                if value.as_ref() == Some(other) {
+                if number.as_ref() == Some(other) {
                     ends(b"", mask);
+                }
+                for (end, _) in closed.iter().filter(|(_, item)| item.as_ref() == Some(other)) {
+                    exclude(trie, &[*end], mask);
                 }
                 let Some(rest) = earlier.strip_prefix(written) else { continue };
                 let rest = [before, rest].concat();
@@ -196,6 +226,10 @@ impl Reader {
         self.open.iter().flat_map(|open| {
             let (items, item) = match open {
                 Open::Array { items: Some(items), item, .. } => (&items[..], *item),
+                // A name that has begun: before that, its quotation mark comes.
+                Open::Object { is_name: true, names: Some(names), .. } if self.string.is_some() => {
+                    (&names[..], self.string)
+                }
                 _ => (&[][..], None),
             };
             let written = item.map_or(&b""[..], |from| &self.text[from..]);
@@ -243,8 +277,15 @@ impl Reader {
                 b'\\' => self.is_escaped = true,
                 b'"' => {
                     self.string = None;
-                    if let Some(Open::Object { name, is_name: true }) = self.open.last_mut() {
-                        *name = serde_json::from_slice(&self.text[from..=at]).unwrap_or_default();
+                    if let Some(Open::Object { name, is_name: true, names }) = self.open.last_mut()
+                    {
+                        let written = &self.text[from..=at];
+                        *name = serde_json::from_slice(written).unwrap_or_default();
+                        let Some(names) = names else { return true };
+                        let read = Value::from(name.as_str());
+                        let differs = names.iter().all(|(_, other)| *other != read);
+                        names.push((written.to_vec(), read));
+                        return differs;
                     } else {
                         return self.end_item(at + 1);
                     }
@@ -263,7 +304,10 @@ impl Reader {
         }
         match byte {
             b'"' => self.string = Some(at),
-            b'{' => self.open.push(Open::Object { name: String::new(), is_name: true }),
+            b'{' => {
+                let names = self.places.names.then(Vec::new);
+                self.open.push(Open::Object { name: String::new(), is_name: true, names });
+            }
             b'[' => {
                 let around = self.open.iter().rev();
                 let depth = around.take_while(|open| matches!(open, Open::Array { .. })).count();
@@ -310,12 +354,25 @@ impl Reader {
     }
 }
 
-/// A JSON value. Numbers are equal however they are written.
+/// A JSON value. Numbers are equal however they are written, within arrays and objects too.
 fn value(written: &[u8]) -> Option<Value> {
-    Some(match serde_json::from_slice(written).ok()? {
-        Value::Number(number) => number.as_f64().map_or(Value::Number(number), Value::from),
-        value => value,
-    })
+    let mut value = serde_json::from_slice(written).ok()?;
+    as_floats(&mut value);
+    Some(value)
+}
+
+/// Writes all numbers of a value as f64.
+fn as_floats(value: &mut Value) {
+    match value {
+        Value::Number(number) => {
+            if let Some(float) = number.as_f64() {
+                *value = float.into();
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(as_floats),
+        Value::Object(fields) => fields.values_mut().for_each(as_floats),
+        _ => {}
+    }
 }
 
 /// Takes the tokens away that begin with these bytes.

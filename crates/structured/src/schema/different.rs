@@ -361,14 +361,28 @@ fn integers(fields: &Object, whole: bool) -> Option<u64> {
     Some((last - first + 1.0).max(0.0) as u64)
 }
 
-/// Notes where a schema asks for items that differ, and takes the keyword away.
+/// Notes where a schema asks for items that differ, and takes the keyword away, and whether it
+/// counts properties by names that are not listed.
 pub(super) fn noted(schema: &mut Value, places: &mut Places) {
+    if counts_names(schema) {
+        let text = schema.to_string();
+        let narrow = ["\"patternProperties\"", "\"propertyNames\""];
+        places.differ_in_names(narrow.iter().any(|key| text.contains(key)));
+    }
     if !has(schema) {
         return;
     }
     let whole = schema.clone();
     Walker { whole: &whole, places, seen: HashSet::new() }.walk(&whole, Some(""), 0);
     strip(schema);
+}
+
+/// Whether a part of a schema wants more than one property beside those that it requires.
+fn counts_names(schema: &Value) -> bool {
+    let required = schema.get("required").and_then(Value::as_array).map_or(0, Vec::len) as u64;
+    let least = schema.get("minProperties").map(|least| super::whole(least).as_u64());
+    least.is_some_and(|least| least.is_none_or(|least| least > required + 1))
+        || parts(schema).iter().any(|part| schema.pointer(part).is_some_and(counts_names))
 }
 
 fn has(schema: &Value) -> bool {

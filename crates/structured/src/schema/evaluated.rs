@@ -78,7 +78,7 @@ impl Rewriter<'_> {
         let mut ways = vec![Way { holds: Vec::new(), seen: Seen::always(fields) }];
         for (key, value) in fields.iter().filter(|(key, _)| !NOTES.contains(&key.as_str())) {
             match (key.as_str(), value) {
-                ("$dynamicRef", _) => return None,
+                ("$dynamicRef" | "$recursiveRef", _) => return None,
                 ("$ref", Value::String(to)) => {
                     let found = self.whole.pointer(to.strip_prefix('#')?)?;
                     ways = each(&ways, &self.ways(found, deep)?)?;

@@ -18,6 +18,11 @@ struct Index {
     /// Anchors that are looked for from without first: where they are, and whether that is in no
     /// schema of another name than the whole one's.
     dynamic: HashMap<String, Vec<(String, bool)>>,
+    /// Schemas of names of their own that are looked for from without first, as 2019-09 has it
+    /// (`$recursiveAnchor`), and whether that is the whole one.
+    recursive: Vec<(String, bool)>,
+    /// Whether there are such anchors, on or off.
+    marked: bool,
     /// The whole schema's name.
     root: String,
     /// Whether what stands beside a reference counts for nothing, as up to draft 7.
@@ -42,6 +47,7 @@ pub(super) fn resolved(schema: &Value) -> Result<Value> {
     let parts = index.reached.clone();
     index.walk_targets(schema);
     let named = index.names.len() > 1 || !index.anchors.is_empty() || !index.dynamic.is_empty();
+    let named = named || index.marked;
     let is_plain = |(_, key, _, to): &(String, &str, String, String)| {
         let pointer = to.strip_prefix('#');
         let odd = to.contains(['%', '~']) || *key != "$ref";
@@ -117,7 +123,13 @@ impl Index {
             let outermost = base == self.root;
             self.dynamic.entry(anchor.to_string()).or_default().push((at.clone(), outermost));
         }
-        for key in ["$ref", "$dynamicRef"] {
+        if let Some(anchor) = schema.get("$recursiveAnchor") {
+            self.marked = true;
+            if *anchor == Value::Bool(true) && self.names.get(&base) == Some(&at) {
+                self.recursive.push((at.clone(), base == self.root));
+            }
+        }
+        for key in ["$ref", "$dynamicRef", "$recursiveRef"] {
             if let Some(to) = text(key) {
                 self.references.push((at.clone(), key, base.clone(), to.to_string()));
             }
@@ -160,9 +172,13 @@ impl Index {
             None => self.anchors.get(&(name, fragment.clone())).ok_or_else(unknown)?.clone(),
         };
         schema.pointer(&target).ok_or_else(unknown)?;
-        let same = match self.dynamic.get(&fragment) {
-            Some(same) if key == "$dynamicRef" && same.iter().any(|(at, _)| *at == target) => same,
-            _ => return Ok(Some(target)),
+        let same = match key {
+            "$dynamicRef" => self.dynamic.get(&fragment),
+            "$recursiveRef" => Some(&self.recursive),
+            _ => None,
+        };
+        let Some(same) = same.filter(|same| same.iter().any(|(at, _)| *at == target)) else {
+            return Ok(Some(target));
         };
         // The outermost of the schemas that led here decides, and the whole one leads everywhere.
         let outermost = same.iter().find(|(_, outermost)| *outermost || same.len() == 1);
@@ -173,7 +189,7 @@ impl Index {
 /// Takes names and anchors away, which nothing refers to any more.
 fn anonymous(schema: &mut Value) {
     if let Value::Object(fields) = schema {
-        for key in ["$id", "$anchor", "$dynamicAnchor"] {
+        for key in ["$id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"] {
             fields.remove(key);
         }
     }

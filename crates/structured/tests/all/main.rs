@@ -88,7 +88,10 @@ pub(crate) fn takes(
         if !allowed.contains(id) {
             return false;
         }
-        constraint.accept(id).unwrap();
+        // A token that goes too far is taken as the part of it that fits.
+        if constraint.accept(id).unwrap() != id {
+            return false;
+        }
     }
     allowed.clear();
     constraint.allow(usize::MAX, &mut allowed).unwrap();

@@ -172,19 +172,19 @@ fn keywords_are_put_into_others() {
         (
             json!({ "type": "array", "contains": { "const": 1 }, "minContains": 1, "maxContains": 2 }),
             vec!["[1]", "[1, 0, 2.5]", "[1, 1, \"a\"]"],
-            vec!["[]", "[0]", "[1, 1, 1"],
+            vec!["[]", "[0]", "[1, 1, 1]"],
         ),
         (
             json!({ "type": "array", "items": { "enum": ["a", "b", 1] }, "uniqueItems": true, "minItems": 2 }),
             vec![r#"["a", "b"]"#, r#"[1, "b", "a"]"#],
-            vec![r#"["a"]"#, r#"["a", "a""#],
+            vec![r#"["a"]"#, r#"["a", "a"]"#],
         ),
         (
             json!({ "type": "object", "properties": { "kind": { "enum": ["a", "b"] } }, "required": ["kind"],
                 "if": { "properties": { "kind": { "const": "a" } } }, "then": { "properties": { "x": { "type": "null" } } },
                 "else": { "properties": { "y": { "type": "null" } } }, "unevaluatedProperties": false }),
             vec![r#"{"kind": "a", "x": null}"#, r#"{"kind": "b", "y": null}"#],
-            vec![r#"{"kind": "a", "y": null}"#, r#"{"kind": "b", "z"#],
+            vec![r#"{"kind": "a", "y": null}"#, r#"{"kind": "b", "z": null}"#],
         ),
         (
             json!({ "type": "object", "unevaluatedProperties": false, "oneOf": [
@@ -203,7 +203,7 @@ fn keywords_are_put_into_others() {
             json!({ "type": "array", "prefixItems": [{ "type": "null" }], "contains": { "type": "integer" },
                 "unevaluatedItems": false }),
             vec!["[null, 1]", "[null, 1, 2]"],
-            vec!["[null]", "[null, \""],
+            vec!["[null]", "[null, \"\"]"],
         ),
         (
             json!({ "$id": "http://a.b/tree", "$dynamicAnchor": "node", "type": "object", "additionalProperties": false,
@@ -211,12 +211,12 @@ fn keywords_are_put_into_others() {
                 "$defs": { "inner": { "$id": "inner", "$dynamicAnchor": "node", "type": "array",
                     "items": { "$dynamicRef": "#node" } } } }),
             vec![r#"{"left": [{"n": null}]}"#],
-            vec![r#"{"left": [["#],
+            vec![r#"{"left": [[]]}"#],
         ),
         (
             json!({ "not": { "type": ["object", "array", "string"] } }),
             vec!["1.5", "null"],
-            vec!["{", "\""],
+            vec!["{}", "\"\""],
         ),
         (json!({ "type": "boolean", "not": { "const": true } }), vec!["false"], vec!["true"]),
         (
@@ -240,7 +240,7 @@ fn keywords_are_put_into_others() {
             json!({ "type": "object", "required": ["a"], "properties": { "a": {
                 "oneOf": [{ "type": "integer", "multipleOf": 2 }, { "type": "integer", "multipleOf": 4 }] } } }),
             vec![r#"{"a": 6}"#],
-            vec![r#"{"a": 8"#, r#"{"a": 3"#],
+            vec![r#"{"a": 8}"#, r#"{"a": 3}"#],
         ),
         (
             json!({ "type": "number", "not": { "multipleOf": 0.1 } }),
@@ -262,7 +262,7 @@ fn keywords_are_put_into_others() {
                 "m": { "$id": "d", "$defs": { "o~p": { "type": "null" } }, "$ref": "#/$defs/o~0p" } },
                 "type": "array", "prefixItems": [{ "$ref": "#number" }, { "$ref": "d" }], "items": false }),
             vec!["[1, null]"],
-            vec!["[null", "[1, 1"],
+            vec!["[null]", "[1, 1]"],
         ),
         (
             json!({ "type": "object", "additionalProperties": false, "properties": {
@@ -275,22 +275,22 @@ fn keywords_are_put_into_others() {
                 r#"{"tags": ["a, \"a", "a"]}"#,
             ],
             vec![
-                r#"{"tags": ["a", "b", "a""#,
-                r#"{"points": [[1, 2], [1, 2]"#,
-                r#"{"points": [[1], [1.0]"#,
+                r#"{"tags": ["a", "b", "a"]}"#,
+                r#"{"points": [[1, 2], [1, 2]]}"#,
+                r#"{"points": [[1], [1.0]]}"#,
             ],
         ),
         (
             json!({ "type": "array", "uniqueItems": true, "items": { "type": "array", "uniqueItems": true,
                 "items": { "type": "integer" } } }),
             vec!["[[1, 2], [2, 1], []]"],
-            vec!["[[1, 1]", "[[], []", "[[1], [2], [1]"],
+            vec!["[[1, 1]]", "[[], []]", "[[1], [2], [1]]"],
         ),
         (
             // Behind a digit nothing can come but the item's end.
             json!({ "type": "array", "uniqueItems": true, "items": { "type": "integer", "minimum": 0, "maximum": 9 } }),
             vec!["[1, 2, 3]", "[]"],
-            vec!["[1, 1", "[1, 2, 1"],
+            vec!["[1, 1]", "[1, 2, 1]"],
         ),
         (
             // There are fewer items than there must be: no array is one.
@@ -303,25 +303,37 @@ fn keywords_are_put_into_others() {
                     "type": "object", "additionalProperties": false, "required": ["a"],
                     "properties": { "a": { "type": "boolean" }, "b": { "type": ["boolean", "null"] } } } } } }),
             vec![r#"{"all": [3, 1, 2], "flags": null}"#, "{}"],
-            vec![r#"{"few""#, r#"{"all": [1, 2]"#, r#"{"flags": ["#],
+            vec![r#"{"few": [1, 2]}"#, r#"{"all": [1, 2]}"#, r#"{"flags": []}"#],
         ),
         (
             json!({ "type": "array", "uniqueItems": true, "items": { "enum": ["a", "b", "c", "d", "e", "f", "g", "h", "i"] } }),
             vec![r#"["b", "a"]"#, r#"["a", "c", "d"]"#, "[]"],
-            vec![r#"["a", "a""#, r#"["c", "d", "c""#],
+            vec![r#"["a", "a"]"#, r#"["c", "d", "c"]"#],
         ),
         (
             json!({ "$id": "http://a.b/c.json", "type": "object", "additionalProperties": false, "properties": {
                 "x": { "$id": "#/properties/x", "$ref": "#/definitions/x" } }, "definitions": { "x": { "type": "null" } } }),
             vec![r#"{"x": null}"#],
-            vec![r#"{"x": 1"#],
+            vec![r#"{"x": 1}"#],
         ),
         (json!({ "type": "string", "format": "AWS::EC2::VPC.Id" }), vec!["\"any\""], vec!["1"]),
         (
             json!({ "type": "object", "properties": { "a": { "type": "null" }, "b": { "type": "null" }, "c": { "type": "null" } },
                 "additionalProperties": false, "minProperties": 1, "maxProperties": 2 }),
             vec![r#"{"a": null}"#, r#"{"a": null, "c": null}"#],
-            vec!["{}", r#"{"a": null, "b": null, "c""#],
+            vec!["{}", r#"{"a": null, "b": null, "c": null}"#],
+        ),
+        (
+            // A name that is there twice counts once.
+            json!({ "type": "object", "minProperties": 2, "additionalProperties": { "type": "null" } }),
+            vec![r#"{"a": null, "ab": null}"#, r#"{"a": null, "b": null, "c": null}"#],
+            vec![r#"{"a": null, "a": null}"#, r#"{"a": null, "b": null, "a": null}"#],
+        ),
+        (
+            json!({ "type": "object", "minProperties": 2, "additionalProperties": false,
+                "patternProperties": { "^[a-c]{2}$": { "type": "string" } } }),
+            vec![r#"{"ab": "x", "bb": "x"}"#, r#"{"ab": "ab", "ac": ", "}"#],
+            vec![r#"{"ab": "x", "ab": "x"}"#],
         ),
         (
             json!({ "type": "object", "properties": { "a": { "type": "null" } }, "minProperties": 1 }),
@@ -354,7 +366,7 @@ fn keywords_are_put_into_others() {
         (
             json!({ "type": "string", "pattern": "^(?!aws:)[a-z:\\<[]+$" }),
             vec!["\"aw:\"", "\"x[<\""],
-            vec!["\"aws:", "\"A"],
+            vec!["\"aws:\"", "\"A\""],
         ),
         (
             json!({ "type": "string", "pattern": r"^(?=.*[A-Z])(?=.*\d)(?=.*[@$!%*?&])[A-Za-z\d@$!%*?&]{8,}$" }),
@@ -446,17 +458,17 @@ fn keywords_are_put_into_others() {
             vec!["null"],
             vec!["[]", r#"["00", "01", "10", "11", "00"]"#],
         ),
-        (json!({ "type": "string", "format": "json-pointer" }), vec!["\"/a/~0\""], vec!["\"a"]),
+        (json!({ "type": "string", "format": "json-pointer" }), vec!["\"/a/~0\""], vec!["\"a\""]),
         (
             // Formats of pydantic and OpenAPI.
             json!({ "type": "string", "format": "uuid4" }),
             vec!["\"01234567-89ab-4def-8123-456789abcdef\""],
-            vec!["\"01234567-89ab-1", "\"x"],
+            vec!["\"01234567-89ab-1def-8123-456789abcdef\"", "\"x\""],
         ),
         (
             json!({ "type": "string", "format": "byte" }),
             vec!["\"\"", "\"aGk=\""],
-            vec!["\"a\"", "\"=="],
+            vec!["\"a\"", "\"==\""],
         ),
         (
             // Up to draft 7 nothing counts beside a reference, and names may be anchors.
@@ -464,7 +476,14 @@ fn keywords_are_put_into_others() {
                 "definitions": { "a": { "$id": "http://x.org/a", "type": "integer" }, "b": { "$id": "#b", "type": "null" } },
                 "properties": { "p": { "$id": "http://other.org/", "$ref": "#/definitions/a" }, "q": { "$ref": "#b" } } }),
             vec![r#"{"p": 1}"#, r#"{"q": null}"#],
-            vec![r#"{"p": "x"}"#, r#"{"q": 1"#],
+            vec![r#"{"p": "x"}"#, r#"{"q": 1}"#],
+        ),
+        (
+            // As 2019-09 refers to the whole from its parts.
+            json!({ "$recursiveAnchor": true, "type": "object", "additionalProperties": false,
+                "properties": { "n": { "type": "null" }, "more": { "$recursiveRef": "#" } } }),
+            vec![r#"{"more": {"n": null}}"#, r#"{"more": {"more": {}}}"#],
+            vec![r#"{"more": null}"#, r#"{"more": {"n": 1}}"#],
         ),
         (json!({ "type": "string", "maxLength": 2.0 }), vec!["\"ab\""], vec!["\"abc\""]),
     ];
@@ -474,6 +493,8 @@ fn keywords_are_put_into_others() {
             assert!(takes(&own, &source, text), "{schema}: {text}");
         }
         for text in bad {
+            // One that is not whole would be refused in any case.
+            assert!(serde_json::from_str::<Value>(text).is_ok(), "{schema}: {text}");
             assert!(!takes(&own, &source, text), "{schema}: {text}");
         }
     }
@@ -593,13 +614,14 @@ fn much_is_followed() {
         (
             json!({ "type": "object", "properties": many, "additionalProperties": false }),
             vec!["{}", r#"{"k7": null, "k123": null, "k999": null}"#],
-            r#"{"k1000"#,
+            r#"{"k1000": null}"#,
         ),
-        (json!({ "enum": listed }), vec!["\"value 7\"", "\"value 19999\""], "\"value 20000"),
+        (json!({ "enum": listed }), vec!["\"value 7\"", "\"value 19999\""], "\"value 20000\""),
     ];
     for (schema, good, bad) in cases {
         let source = grammars.compile(&Grammar::Schema(schema), Opening::Answer).unwrap();
         assert!(good.iter().all(|text| takes(&own, &source, text)));
+        assert!(serde_json::from_str::<Value>(bad).is_ok(), "{bad}");
         assert!(!takes(&own, &source, bad));
     }
 }
