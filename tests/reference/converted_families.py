@@ -29,7 +29,7 @@ SMALL = "llama.cpp refuses the published sections for such small heads"
 SECTIONS = "llama.cpp does not rotate the pairs behind the sections"
 SIZES = "llama.cpp tells the models without a latent row of queries by their number of layers"
 PROJECTIONS = "llama.cpp has no biases of Mamba's projections there, and wants those of convolutions"
-INDEXERS = "llama.cpp ends where heads of indexers have fewer than 64 elements"
+INDEXERS = "llama.cpp ends where heads of indexers are no power of two from 64 on"
 APART = {
     "baichuan": "llama.cpp tells its forms by 32 and 40 layers, and rotates nothing in others",
     "cohere-plus": "llama.cpp has norms of heads in models of 64 layers and more alone",
