@@ -284,7 +284,7 @@ pub const HOPPER: CardNumbers = CardNumbers {
         wide_rows: &[wide(1, 4, 2), wide(2, 4, 2), wide(1, 2, 2)],
         // A group has a processor for itself, so that it should not begin and end often.
         own_wide: [
-            KeyShares::Own { most: 512, parts: 32 },
+            KeyShares::Own { most: 256, parts: 32 },
             KeyShares::Own { most: 2048, parts: 8 },
         ],
     },

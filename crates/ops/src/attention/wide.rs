@@ -89,7 +89,8 @@ pub(super) struct Wide {
 }
 
 impl Wide {
-    /// The softmaxes of all rows over the keys from `start` up to `end`.
+    /// The softmaxes of all rows over the keys from `start` up to `end`. Copies to `query` that are
+    /// under way are waited for; the caller has a barrier before it reads what was mixed.
     ///
     /// `fetch(side, at, key)` begins to bring the block that begins at `key` to `at`.
     /// `finish(scores, row, key)` bounds and masks a tile of scores, of the rows from `row` on and
@@ -160,7 +161,6 @@ impl Wide {
                 bring(Side::Keys, 0u32.val(), key + step);
             }
         });
-        copy_wait(0);
         barrier();
         running.sum.get(0).reduce_rows(Reduce::Sum).across().store(
             mixed.exchange,
@@ -170,7 +170,6 @@ impl Wide {
         when(Order::lt(simd_id(), tiles), || {
             running.top.get(0).store(mixed.rows, tile * TILE, 16u32);
         });
-        barrier();
         mixed
     }
 

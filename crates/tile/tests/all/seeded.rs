@@ -40,7 +40,7 @@ fn stores(inst: &Inst, to: fn(&Place) -> bool) -> bool {
 const SPARE: &[(&str, &str, usize, &str)] = &[
     ("add_splits_laid", "a result is not stored", 1, "single elements of a row, which is whole runs"),
     ("attend_tile_queries", "a simdgroup's barrier is missing", 1, "a helper's last: attend_tile_keys stores twice"),
-    ("attention_prefill_codes", "a wait for copies is missing", 2, "codes are decoded on their way: nothing is copied"),
+    ("attention_prefill_codes", "a wait for copies is missing", 3, "codes are decoded on their way: nothing is copied"),
     ("index_choose", "a barrier is missing", 1, "between a sum of the group, which has its own, and what it orders"),
     ("lay_rows", "a result is not stored", 1, "as in add_splits_laid"),
     ("low_rank_sites", "a wait for copies is missing", 1, "as in stream, which it launches"),

@@ -72,6 +72,9 @@ pub(super) fn attend(
     let work = Wide { tiling, d, keys_only, query, staging, outer };
     let mixed = work.attend((span.from, span.to), fetch, finish);
     let width = d + BESIDE;
+    // What all have read makes room, also where nothing was attended to.
+    copy_wait(0);
+    barrier();
     let softmaxes = Shared::<f32>::over(staging, "softmaxes", rows * width);
     for r in 0..tiling.tiles {
         let start = 16 * r * width;

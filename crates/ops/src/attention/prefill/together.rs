@@ -27,7 +27,6 @@ impl Flash<WideTiling> {
         let from = |slab: u32, row: Val<u32>| self.row(row + 16 * slab);
         bring(threads, d, rows, Stored::numbers(self.step.q), (query, 0u32), from, self.left);
         copy_commit();
-        copy_wait(0);
 
         let slabs = Regs::<u32>::new(step / 16, 0u32);
         let fetch = |side: Side, at: Val<u32>, key: Val<u32>| {
@@ -56,6 +55,7 @@ impl Flash<WideTiling> {
         };
         let work = Wide { tiling, d, keys_only, query, staging, outer };
         let mixed = work.attend((start, end), fetch, finish);
+        barrier();
         let sink = self
             .extras
             .sinks
