@@ -130,7 +130,8 @@ fn on(model: &Recorded<'_>, options: &LoadOptions, place: DeviceSpec) -> Result<
     };
     let whole = options.context.unwrap_or(model.trained);
     let mut chosen = lay_out(model, options, device, places, (whole, false))?;
-    if !chosen.fits() && model.latents.is_some() {
+    let crowds = model.latents.is_some() && !chosen.options.batched;
+    if crowds && !chosen.fits() && chosen.device.caches_latents() == CachesLatents::Crowded {
         chosen = chosen.with(model, whole)?;
     }
     if chosen.fits() || chosen.options.context.is_some() {

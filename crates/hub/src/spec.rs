@@ -48,7 +48,7 @@ impl HubName {
     }
 }
 
-/// What stands behind the hub's web address, or a short form of it.
+/// The rest of a name behind the hub's web address, or a short form of it.
 fn without_address(text: &str) -> Option<&str> {
     let forms =
         ["https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/", "hf://", "hf:"];

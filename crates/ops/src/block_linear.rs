@@ -260,7 +260,7 @@ fn tile_cases() -> Vec<Case> {
     Format::all().into_iter().enumerate().flat_map(of).collect()
 }
 
-/// Heads, elements that enter, and results: DeepSeek-V2's into latents, and those of GLM-4.7-Flash
+/// Blocks, their columns and their results: DeepSeek-V2's heads into latents, and GLM-4.7-Flash's
 /// into latents and back.
 const HEADS: [(usize, usize, usize); 3] = [(128, 128, 512), (20, 192, 512), (20, 512, 256)];
 

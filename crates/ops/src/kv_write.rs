@@ -51,7 +51,7 @@ impl Operation for KvWrite {
     }
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
-        let (keys, values) = (call.inputs[0], call.inputs[call.inputs.len() - 1]);
+        let [keys, values] = KvWrite::keys_values(&call.inputs);
         call.cache[self.layer].write(call.positions, call.widths[0], keys, values);
     }
 
@@ -69,6 +69,13 @@ impl Operation for KvWrite {
 
     fn precision(&self) -> ActivationPrecision {
         ActivationPrecision::Queries
+    }
+}
+
+impl KvWrite {
+    /// The keys and the values among its inputs: keys that are alone are both.
+    pub fn keys_values<T: Copy>(inputs: &[T]) -> [T; 2] {
+        [inputs[0], inputs[inputs.len() - 1]]
     }
 }
 

@@ -29,7 +29,7 @@ impl Places {
     }
 
     /// Has the names of every object's properties differ: a name that is there twice counts once.
-    /// Of `narrow` ones there may be few.
+    /// `narrow`: there may be few names.
     pub(crate) fn differ_in_names(&mut self, narrow: bool) {
         self.narrow |= narrow;
         self.names = true;

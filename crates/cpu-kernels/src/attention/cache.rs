@@ -267,9 +267,9 @@ impl LayerCache {
     }
 
     /// Appends a block of this layer to `bytes`: its keys `[block_tokens, kv_heads, head_dim]`,
-    /// then its values, unless they are the keys, in the stored element type. For quantised types it appends the keys' codes,
-    /// their scales, the values' codes, their scales; two 4-bit codes share a byte, the first in
-    /// its lower half.
+    /// then its values, unless they are the keys, in the stored element type. For quantised types
+    /// it appends the keys' codes, their scales, the values' codes, their scales; two 4-bit codes
+    /// share a byte, the first in its lower half.
     ///
     /// # Safety
     /// No other thread writes the block.
@@ -338,7 +338,7 @@ impl LayerCache {
         block_tokens * kv_heads * element.bytes(head_dim)
     }
 
-    /// What is exported of a block.
+    /// Sides of a block that are exported.
     fn exported(&self) -> &'static [Side] {
         if self.geometry.keys_only { &Side::ALL[..1] } else { &Side::ALL }
     }
@@ -388,7 +388,7 @@ impl LayerCache {
     }
 }
 
-/// What a cache holds of a position.
+/// A side of a cache: the keys or the values of its positions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Keys,

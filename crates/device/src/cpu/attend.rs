@@ -109,8 +109,7 @@ impl Replay<'_> {
     }
 
     pub(super) fn kv_write(&self, layer: usize, inputs: &[ValueId], worker: &Worker<'_>) {
-        // Keys that are alone are the values, too.
-        let (k, v) = (inputs[0], inputs[inputs.len() - 1]);
+        let [k, v] = ops::KvWrite::keys_values(inputs);
         let kv_heads = self.loaded.program.layers[layer].kv_heads;
         for item in worker.split(self.step.tokens.len() * kv_heads) {
             let (t, head) = (item / kv_heads, item % kv_heads);

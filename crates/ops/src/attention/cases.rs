@@ -144,7 +144,7 @@ impl Scene {
         used
     }
 
-    /// The seed of values: that of keys if values are keys.
+    /// The seed of values, which is that of keys if values are keys.
     fn values(&self) -> u64 {
         if self.keys_only { 2 } else { 3 }
     }

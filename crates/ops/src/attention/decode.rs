@@ -275,8 +275,7 @@ pub fn attention_decode(
         }
         DecodeSchedule::Together(tiling) => {
             let stores = [keys, values].map(Stored::numbers);
-            let only = form.keys_only;
-            together::attend(plan, tiling, only, extras, q, stores, &cache, scale, span)
+            together::attend(form, plan, tiling, extras, q, stores, &cache, scale, span)
         }
     };
     decode(form, plan, shares, &cache, y, Scratch { partial, stats, counters }, attend);
@@ -323,8 +322,7 @@ pub fn attention_decode_codes(
             matrix::attend(plan, stages, extras, q, batches, &cache, scale, span)
         }
         DecodeSchedule::Together(tiling) => {
-            let (stores, only) = ([keys, values], form.keys_only);
-            together::attend(plan, tiling, only, extras, q, stores, &cache, scale, span)
+            together::attend(form, plan, tiling, extras, q, [keys, values], &cache, scale, span)
         }
     };
     decode(form, plan, shares, &cache, y, Scratch { partial, stats, counters }, attend);

@@ -9,6 +9,7 @@
 use tile::dsl::*;
 use tile::launch::Requirement;
 
+use super::Attention;
 use crate::kv_write::Cache;
 
 /// A score that is not seen.
@@ -43,6 +44,21 @@ pub struct AttentionForm {
 }
 
 impl AttentionForm {
+    /// The form of an operation whose values are its keys, or not.
+    pub fn of(op: &Attention, keys_only: bool) -> AttentionForm {
+        AttentionForm {
+            head_dim: op.head_dim as u32,
+            group: (op.heads / op.kv_heads) as u32,
+            keys_only,
+            window: op.window.is_some(),
+            chunked: op.chunked,
+            softcap: op.cap.is_some(),
+            sinks: op.sinks,
+            slopes: op.slopes,
+            chosen: op.chosen.is_some(),
+        }
+    }
+
     /// Full causal attention without extras.
     pub fn plain(head_dim: u32, group: u32) -> AttentionForm {
         AttentionForm {

@@ -11,8 +11,8 @@ use tile::dsl::*;
 use tile::instr::UnaryOp;
 use tile::ir::Reduce;
 
-use super::form::{FLOOR, MASKED};
-use super::prefill::PAD;
+use super::form::{AttentionForm, Extras, FLOOR, MASKED, Stored};
+use super::prefill::{PAD, bring};
 use crate::sweep::when;
 
 /// Elements of a tile.
@@ -80,26 +80,60 @@ pub(super) struct Wide {
     pub(super) tiling: WideTiling,
     pub(super) d: u32,
     /// Whether values are the keys.
-    pub(super) keys_only: bool,
+    keys_only: bool,
     pub(super) query: Shared,
     /// For blocks of keys and values ([`WideTiling::staged`]).
     pub(super) staging: Shared,
-    /// The factor behind the bound, which makes scores exponents of two.
+    /// The factor in front of the bound of scores, if they are bounded.
+    inner: Option<Val<f32>>,
+    /// The factor behind it, which makes scores exponents of two.
     pub(super) outer: Val<f32>,
 }
 
 impl Wide {
+    /// For queries of a type; scores are multiplied by `scale` and bounded as `extras` says.
+    #[track_caller]
+    pub(super) fn new(
+        tiling: WideTiling,
+        form: AttentionForm,
+        scalar: Scalar,
+        extras: &Extras,
+        scale: Val<f32>,
+    ) -> Wide {
+        let AttentionForm { head_dim: d, keys_only, .. } = form;
+        let (inner, outer) = extras.scales(scale);
+        Wide {
+            tiling,
+            d,
+            keys_only,
+            query: Shared::<f32>::stored(scalar, "query", tiling.rows() * (d + PAD)),
+            staging: Shared::<f32>::stored(scalar, "staging", tiling.staged(d, keys_only)),
+            inner: extras.cap.map(|_| inner),
+            outer,
+        }
+    }
+
+    /// Begins to bring rows to where queries lie: those below `left`, at the elements that `from`
+    /// gives.
+    #[track_caller]
+    pub(super) fn ask(&self, q: In, from: impl Fn(Val<u32>) -> Val<u32>, left: Val<u32>) {
+        let from = |slab: u32, row: Val<u32>| from(row + 16 * slab);
+        let (rows, threads) = (self.tiling.rows(), 32 * self.tiling.simds());
+        bring(threads, self.d, rows, Stored::numbers(q), (self.query, 0u32), from, left);
+        copy_commit();
+    }
+
     /// The softmaxes of all rows over the keys from `start` up to `end`. Copies to `query` that are
     /// under way are waited for; the caller has a barrier before it reads what was mixed.
     ///
     /// `fetch(side, at, key)` begins to bring the block that begins at `key` to `at`.
-    /// `finish(scores, row, key)` bounds and masks a tile of scores, of the rows from `row` on and
-    /// of the keys from `key` on.
+    /// `mask(scores, row, key)` masks a tile of scores, of the rows from `row` on and of the keys
+    /// from `key` on.
     pub(super) fn attend(
         &self,
         (start, end): (Val<u32>, Val<u32>),
         fetch: impl Fn(Side, Val<u32>, Val<u32>),
-        finish: impl Fn(Frag, Val<u32>, Val<u32>) -> Frag,
+        mask: impl Fn(Frag, Val<u32>, Val<u32>) -> Frag,
     ) -> Mixed {
         let WideTiling { tiles, columns, stages, .. } = self.tiling;
         let (step, ld, scalar) = (self.tiling.keys(), self.d + PAD, self.query.scalar());
@@ -137,7 +171,7 @@ impl Wide {
                 false => bring(Side::Values, block.val(), key),
             }
             let score = self.score(tile, keys + column * (16 * ld));
-            let score = finish(score, tile * 16u32, key + column * 16u32);
+            let score = mask(score, tile * 16u32, key + column * 16u32);
             let top = running.raise(&mixed, score, tile, columns);
             let decay = ((running.top.get(0) - top) * outer).map(UnaryOp::Exp2);
             let weight = ((score - top) * outer).map(UnaryOp::Exp2);
@@ -173,7 +207,7 @@ impl Wide {
         mixed
     }
 
-    /// `q k^T` of a tile of rows and the sixteen keys that begin at `keys`.
+    /// `q k^T` of a tile of rows and the sixteen keys that begin at `keys`, bounded if scores are.
     #[track_caller]
     fn score(&self, tile: Val<u32>, keys: Val<u32>) -> Frag {
         let ld = self.d + PAD;
@@ -186,7 +220,9 @@ impl Wide {
             let sum = &mut sums[k as usize % 2];
             *sum = sum.mma(left, right);
         }
-        sums[0] + sums[1]
+        let score = sums[0] + sums[1];
+        let bound = |inner| (score * Frag::filled(inner)).map(UnaryOp::Tanh);
+        self.inner.map_or(score, bound)
     }
 }
 
@@ -214,8 +250,8 @@ impl Running {
     }
 }
 
-/// What a group mixed: of each row the sums of some elements of the values, in registers, and what
-/// all have, in shared memory.
+/// Softmaxes of a group's rows: sums of values, of which each simdgroup has some elements in
+/// registers, and maxima and sums of weights, in shared memory.
 pub(super) struct Mixed {
     tiling: WideTiling,
     d: u32,

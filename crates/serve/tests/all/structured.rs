@@ -252,7 +252,7 @@ fn answers_are_brought_to_their_end_within_their_tokens() {
     }
 }
 
-/// Of a call that is cut before its arguments nothing is told as text, whoever asks.
+/// A call that is cut before its arguments is told as text on no interface.
 #[test]
 fn the_beginning_of_a_call_is_no_text() {
     let tool =

@@ -33,7 +33,7 @@ pub fn pack(program: &Program) -> Result<Program> {
     for node in &program.nodes {
         match &node.op {
             Op::KvWrite(KvWrite { layer }) => {
-                cached[*layer] = Some([node.inputs[0], node.inputs[node.inputs.len() - 1]]);
+                cached[*layer] = Some(KvWrite::keys_values(&node.inputs));
             }
             // All positions are chosen: texts that are longer than that are refused
             // (`Packing::fits`).

@@ -9,7 +9,7 @@ use ops::attention::prefill::{PrefillSchedule, attention_prefill, attention_pref
 use ops::indexer::kernels::{IndexForm, index_choose, index_scores, index_scores_codes};
 use ops::kv_write::{kv_write, kv_write_codes, rotate_blocks};
 use ops::rope_write::{self, Variant, rope_write, rope_write_codes};
-use ops::{Attention, Indexer, Op, Rope, RopeWrite, indexer};
+use ops::{Attention, Indexer, KvWrite, Op, Rope, RopeWrite, indexer};
 use program::{BLOCK_TOKENS, StepKind, ValueId, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
@@ -31,17 +31,7 @@ const SCORED: usize = 1 << 22;
 impl Lowering {
     /// The form of an attention's kernels.
     fn form(&self, op: &Attention) -> AttentionForm {
-        AttentionForm {
-            head_dim: op.head_dim as u32,
-            group: (op.heads / op.kv_heads) as u32,
-            keys_only: self.program.layers[op.layer].keys_only,
-            window: op.window.is_some(),
-            chunked: op.chunked,
-            softcap: op.cap.is_some(),
-            sinks: op.sinks,
-            slopes: op.slopes,
-            chosen: op.chosen.is_some(),
-        }
+        AttentionForm::of(op, self.program.layers[op.layer].keys_only)
     }
 
     /// How prompt rows are attended to in tiles, if they are. The matrix units take 16-bit elements,
@@ -181,7 +171,7 @@ impl Recorder<'_> {
 
     pub(super) fn kv_write(&mut self, layer: usize, inputs: &[ValueId]) -> Result<()> {
         // Keys that are alone are written to one array, once as keys and once as values.
-        let (k, v) = (inputs[0], inputs[inputs.len() - 1]);
+        let [k, v] = KvWrite::keys_values(inputs);
         let kernel = match self.of.cache {
             kind if codes(kind).is_some() => kv_write_codes(self.scalar(k), self.stored()),
             _ => kv_write(self.scalar(k), self.of.half),

@@ -13,48 +13,38 @@ impl Flash<WideTiling> {
     /// As [`Flash::run`], of all simdgroups together.
     pub(super) fn share(&self, keys: Stored, values: Stored, place: impl Rows) {
         let (d, tiling) = (self.form.head_dim, self.tiling);
-        let (rows, step, threads, ld) =
-            (tiling.rows(), tiling.keys(), 32 * tiling.simds(), d + PAD);
-        let keys_only = self.form.keys_only;
+        let (rows, step, ld) = (tiling.rows(), tiling.keys(), d + PAD);
         let position = self.step.positions.get(self.first_row) + self.offset;
         let last = position + self.left.min(rows);
         let end = place.limit().map_or(last, |limit| last.min(limit));
         let head = group_id() / self.form.group;
         let start = self.extras.first(position + 1u32) / step * step;
-        let scalar = self.step.q.scalar();
-        let staging = Shared::<f32>::stored(scalar, "staging", tiling.staged(d, keys_only));
-        let query = Shared::<f32>::stored(scalar, "query", rows * ld);
-        let from = |slab: u32, row: Val<u32>| self.row(row + 16 * slab);
-        bring(threads, d, rows, Stored::numbers(self.step.q), (query, 0u32), from, self.left);
-        copy_commit();
+        let work =
+            Wide::new(tiling, self.form, self.step.q.scalar(), &self.extras, self.step.scale);
+        let (query, staging, outer) = (work.query, work.staging, work.outer);
+        work.ask(self.step.q, |row| self.row(row), self.left);
 
         let slabs = Regs::<u32>::new(step / 16, 0u32);
         let fetch = |side: Side, at: Val<u32>, key: Val<u32>| {
             let row = place.slabs(self.first_row, head, key, slabs);
             let from = |slab: u32, r: Val<u32>| slabs.get(slab) + r * row;
             let stored = if side == Side::Keys { keys } else { values };
-            bring(threads, d, step, stored, (staging, at), from, end - key);
+            bring(32 * tiling.simds(), d, step, stored, (staging, at), from, end - key);
         };
-        let (inner, outer) = self.extras.scales(self.step.scale);
         let slope = self
             .extras
             .slopes
             .map(|slopes| Frag::filled(slopes.get(group_id()) * std::f32::consts::LOG2_E / outer));
-        let finish = |score: Frag, row: Val<u32>, key: Val<u32>| {
-            let bounded = match self.extras.cap {
-                Some(_) => (score * Frag::filled(inner)).map(UnaryOp::Tanh),
-                None => score,
-            };
+        let mask = |score: Frag, row: Val<u32>, key: Val<u32>| {
             let rows = Frag::row_numbers() + Frag::filled_u32(position + row);
             let columns = Frag::col_numbers() + Frag::filled_u32(key);
             let leaning = slope.map(|slope| {
                 let distance = columns.cast(Scalar::F32) - rows.cast(Scalar::F32);
-                bounded + distance * slope
+                score + distance * slope
             });
-            wide::masked(self.seen(rows, columns, place.limit()), leaning.unwrap_or(bounded))
+            wide::masked(self.seen(rows, columns, place.limit()), leaning.unwrap_or(score))
         };
-        let work = Wide { tiling, d, keys_only, query, staging, outer };
-        let mixed = work.attend((start, end), fetch, finish);
+        let mixed = work.attend((start, end), fetch, mask);
         barrier();
         let sink = self
             .extras

@@ -26,17 +26,8 @@ pub fn backward_form(of: &Attention) -> AttentionForm {
 
 /// The form of an attention's kernels.
 pub fn form(of: &Attention) -> AttentionForm {
-    AttentionForm {
-        head_dim: of.head_dim as u32,
-        group: (of.heads / of.kv_heads) as u32,
-        keys_only: false,
-        window: of.window.is_some(),
-        chunked: of.chunked,
-        softcap: of.cap.is_some(),
-        sinks: of.sinks,
-        slopes: of.slopes,
-        chosen: false,
-    }
+    // All positions are chosen where texts are trained.
+    AttentionForm { chosen: false, ..AttentionForm::of(of, false) }
 }
 
 /// The numbers of a launch for `tokens` tokens.
